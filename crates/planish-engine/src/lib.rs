@@ -1,0 +1,1 @@
+//! Models: files, tokenizer, chat template, one decoder, plan, generation, verification.

@@ -1,0 +1,2 @@
+//! The `planish` command: flags, reports, progress.
+fn main() {}
