@@ -1,1 +1,12 @@
 //! Search, measure, gate and store launch configurations; knows no device, op or model.
+//!
+//! The flow is `Space` (what may be tried) → `Subject::admit` (is it right?) → `Subject::time` (how fast?) →
+//! promotion (is it better than the default beyond noise?) → store (the choice and its evidence).
+
+pub mod config;
+pub mod space;
+pub mod subject;
+
+pub use config::{Config, Value};
+pub use space::{Constraint, Param, Space};
+pub use subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};

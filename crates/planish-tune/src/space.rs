@@ -1,0 +1,76 @@
+//! What may be tried: parameters with their values, named constraints, and the default configuration.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::config::{Config, Value};
+
+/// One tuned parameter and the values it may take, in the order a reader expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Upper-case name, as in the kernel.
+    pub name: &'static str,
+    /// What the parameter trades, in one line.
+    pub trades: &'static str,
+    /// Legal values, without duplicates.
+    pub values: Vec<Value>,
+}
+
+/// A named predicate that every configuration must satisfy.
+#[derive(Clone)]
+pub struct Constraint {
+    /// Name shown in rejections, such as `shared_bytes <= 32768`.
+    pub name: String,
+    /// True when the configuration is legal.
+    pub holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Constraint({})", self.name)
+    }
+}
+
+/// The space of one (op, shape, device): its product of parameter values, cut by constraints.
+#[derive(Clone, Debug)]
+pub struct Space {
+    /// Tuned parameters.
+    pub params: Vec<Param>,
+    /// Named constraints.
+    pub constraints: Vec<Constraint>,
+    /// The configuration used until a better one is proven; always legal.
+    pub default: Config,
+}
+
+impl Space {
+    /// A space whose only member is `default`.
+    pub fn fixed(default: Config) -> Self {
+        Space { params: Vec::new(), constraints: Vec::new(), default }
+    }
+
+    /// Every combination of values, the default first, then in parameter order; constraints not applied.
+    pub fn candidates(&self) -> Vec<Config> {
+        let mut all = vec![Config::new()];
+        for p in &self.params {
+            all = all.iter().flat_map(|c| p.values.iter().map(|v| c.clone().with(p.name, v.clone()))).collect();
+        }
+        all.retain(|c| *c != self.default);
+        all.insert(0, self.default.clone());
+        all
+    }
+
+    /// The first constraint that `config` violates, by name; a missing, unknown or foreign value counts as one.
+    pub fn violated(&self, config: &Config) -> Option<String> {
+        for p in &self.params {
+            match config.get(p.name) {
+                None => return Some(format!("{} is missing", p.name)),
+                Some(v) if !p.values.contains(v) => return Some(format!("{}={v} is not a candidate value", p.name)),
+                Some(_) => {}
+            }
+        }
+        if let Some((k, _)) = config.iter().find(|(k, _)| self.params.iter().all(|p| p.name != *k)) {
+            return Some(format!("{k} is not a parameter"));
+        }
+        self.constraints.iter().find(|c| !(c.holds)(config)).map(|c| c.name.clone())
+    }
+}

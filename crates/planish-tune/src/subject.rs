@@ -1,0 +1,113 @@
+//! The contract between the tuner and the thing being tuned, and why a candidate may be refused.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::space::Space;
+
+/// One sampled member of a shape bucket, by position in `Subject::points`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Point(pub u32);
+
+/// One timing: the duration of a single execution, averaged over a batch long enough for the clock to resolve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Time of one execution, in nanoseconds of the device's own clock where it has one.
+    pub ns: f64,
+    /// Executions in the batch that was timed.
+    pub reps: u32,
+}
+
+/// How an output differed from the reference.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// Which check refused it: `tolerance`, `non-finite`, `coverage`, `canary`, `nondeterministic`, `input modified`.
+    pub check: String,
+    /// The case, such as `rows=7 cols=576 seed=3 huge`.
+    pub case: String,
+    /// Worst absolute error over its bound; above 1 is a refusal.
+    pub error_over_bound: f64,
+    /// First offending element index, and what was found against what was wanted.
+    pub detail: String,
+}
+
+/// Why a configuration may not be used. Data: counted, stored, shown.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rejection {
+    /// A named constraint does not hold.
+    Constraint(String),
+    /// The kernel did not build; the log.
+    Compile(String),
+    /// The launch failed; the device's code or message.
+    Launch(String),
+    /// The output is wrong.
+    Wrong(Wrong),
+    /// Slower than the bound at which it was dropped, in nanoseconds.
+    Slow(f64),
+    /// Faster than the roofline allows, in nanoseconds: it cannot have done the work.
+    TooFast(f64),
+    /// No answer within the deadline, in seconds.
+    Timeout(f64),
+    /// The worker process died; its signal or exit code.
+    Crashed(String),
+}
+
+impl Rejection {
+    /// Short name of the kind, for counting.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Rejection::Constraint(_) => "constraint",
+            Rejection::Compile(_) => "compile",
+            Rejection::Launch(_) => "launch",
+            Rejection::Wrong(_) => "wrong",
+            Rejection::Slow(_) => "slow",
+            Rejection::TooFast(_) => "too fast",
+            Rejection::Timeout(_) => "timeout",
+            Rejection::Crashed(_) => "crashed",
+        }
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rejection::Constraint(name) => write!(f, "constraint: {name}"),
+            Rejection::Compile(log) => write!(f, "compile: {log}"),
+            Rejection::Launch(code) => write!(f, "launch: {code}"),
+            Rejection::Wrong(w) => {
+                write!(f, "wrong ({}): {}: {} ({:.3} x bound)", w.check, w.case, w.detail, w.error_over_bound)
+            }
+            Rejection::Slow(ns) => write!(f, "slow: behind at {:.2} us", ns / 1e3),
+            Rejection::TooFast(ns) => write!(f, "too fast: under the roofline at {:.2} us", ns / 1e3),
+            Rejection::Timeout(s) => write!(f, "timeout: no answer in {s:.1} s"),
+            Rejection::Crashed(how) => write!(f, "crashed: {how}"),
+        }
+    }
+}
+
+/// Proof that a configuration passed the numerics gate; only `Subject::admit` makes one.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// The configuration.
+    pub config: Config,
+    /// Worst error over its bound seen by the gate, at most 1.
+    pub error_over_bound: f64,
+}
+
+/// One (op, shape bucket, device) being tuned.
+pub trait Subject {
+    /// Parameters, constraints and the default.
+    fn space(&self) -> &Space;
+    /// Sampled shapes of the bucket: its edges and its most common member. Never empty.
+    fn points(&self) -> Vec<Point>;
+    /// Legality, build, run at every point and the numerics gate.
+    fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection>;
+    /// One timing of an admitted configuration at a point, caches cold.
+    fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection>;
+    /// The least time that physics allows at a point, from measured ceilings; `None` when unknown.
+    fn floor(&self, point: Point) -> Option<Duration>;
+}
