@@ -1,1 +1,12 @@
 //! The machines planish runs on: memory, programs, sequences, clocks, identity; no op names.
+//!
+//! `Backend` is the whole contract with a machine.
+//! A `Launch` binds a `Program` to buffers and parameters; a recorded `Sequence` of launches is what runs for every token.
+
+pub mod backend;
+pub mod error;
+pub mod memory;
+
+pub use backend::{Backend, Call, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token};
+pub use error::{Error, ErrorKind};
+pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};

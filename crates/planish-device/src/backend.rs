@@ -1,0 +1,197 @@
+//! The contract with a machine: limits, memory, programs, recorded sequences, submission, and a clock.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind};
+use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
+
+/// What a configuration must fit in, and the ceilings that percentages refer to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Limits {
+    /// `cpu`, `cuda`, `metal`, `host` or `fake`.
+    pub backend: String,
+    /// CPU: threads of the pool. GPU: the most threads in a group.
+    pub max_threads: u32,
+    /// Most bytes of shared (threadgroup) memory a group may use; 0 on a CPU.
+    pub shared_bytes: u32,
+    /// Level 1 data cache of one core, bytes.
+    pub l1_bytes: u64,
+    /// Level 2 cache (of one core on a CPU, of the device on a GPU), bytes.
+    pub l2_bytes: u64,
+    /// Last-level cache, bytes; buffers are rotated past it to stay cold.
+    pub llc_bytes: u64,
+}
+
+/// What the machine is, for keys: facts of the silicon and of the toolchain, never a label or an index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Named silicon facts: vendor, family, model, stepping, cores, caches, ISA extensions.
+    pub silicon: BTreeMap<String, String>,
+    /// Named toolchain facts: compiler, driver, run-time compiler.
+    pub toolchain: BTreeMap<String, String>,
+    /// Marketing name, for people only.
+    pub label: String,
+}
+
+/// Types whose bytes may be handed to a kernel as its parameter block.
+///
+/// # Safety
+/// The type must be `repr(C)`, free of padding that matters, and valid for any bytes it was made from.
+pub unsafe trait Plain: Copy + 'static {}
+
+/// The parameter block of a launch, 16-byte aligned; fixed when the sequence is recorded.
+#[derive(Clone)]
+pub struct Params {
+    words: Arc<[u128]>,
+    len: usize,
+}
+
+impl Params {
+    /// The bytes of `value`.
+    pub fn new<T: Plain>(value: T) -> Self {
+        let mut words = vec![0u128; size_of::<T>().div_ceil(16)];
+        assert!(align_of::<T>() <= 16, "parameter block aligned to {} bytes", align_of::<T>());
+        // SAFETY: `words` has room for a T and is at least as aligned; T is Plain, so a byte copy is a value.
+        unsafe { std::ptr::write(words.as_mut_ptr().cast(), value) };
+        Params { words: words.into(), len: size_of::<T>() }
+    }
+
+    /// The block seen as `T`; panics when it was made from a type of another size.
+    pub fn get<T: Plain>(&self) -> &T {
+        assert_eq!(self.len, size_of::<T>(), "parameter block has {} bytes, kernel wants {}", self.len, size_of::<T>());
+        // SAFETY: same size as the Plain value it was made from, and 16-byte aligned.
+        unsafe { &*self.words.as_ptr().cast() }
+    }
+
+    /// The bytes, for backends that copy them to a device.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the words are initialised and hold at least `len` bytes.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+    }
+}
+
+/// What a native kernel is called with: its arguments and the tasks it is to do now.
+pub struct Call<'a> {
+    /// Bound slices, in the order of `Launch::args`.
+    pub args: &'a [RawSlice],
+    /// The parameter block.
+    pub params: &'a Params,
+    /// Tasks to do in this call, a part of `0..Launch::tasks`.
+    pub tasks: Range<u32>,
+    /// Which thread of the pool this is.
+    pub thread: u32,
+    /// Private memory of this thread, at least `Launch::scratch_bytes`, 64-byte aligned, contents undefined.
+    pub scratch: RawSlice,
+}
+
+/// A kernel compiled into this program.
+///
+/// # Safety
+/// The caller passes arguments of the number, sizes and kinds that the kernel documents.
+pub type Native = unsafe fn(&Call<'_>);
+
+/// Where a program comes from.
+#[derive(Clone)]
+pub enum Source {
+    /// A function of this binary, for the CPU.
+    Native {
+        /// Name for reports.
+        name: &'static str,
+        /// The function.
+        run: Native,
+    },
+    /// Kernel text with its constants, for run-time compilers.
+    Text {
+        /// Entry point.
+        name: String,
+        /// Whole text.
+        text: String,
+        /// `SPEC_*` and `SHAPE_*` constants by name.
+        constants: BTreeMap<String, i64>,
+    },
+}
+
+/// A loaded program; cheap to clone.
+#[derive(Clone)]
+pub struct Program {
+    /// Name for reports.
+    pub name: Arc<str>,
+    /// The backend's own representation.
+    pub inner: Arc<dyn Any + Send + Sync>,
+}
+
+/// One step of a sequence: a program, what it works on, and how it is spread over the machine.
+#[derive(Clone)]
+pub struct Launch {
+    /// What runs.
+    pub program: Program,
+    /// Bound by position.
+    pub args: Vec<Slice>,
+    /// Parameter block.
+    pub params: Params,
+    /// CPU: independent tasks. GPU: groups of the grid.
+    pub tasks: u32,
+    /// CPU: most threads of the pool that take part. GPU: threads of a group.
+    pub threads: u32,
+    /// CPU: private bytes a thread needs. GPU: dynamic shared bytes.
+    pub scratch_bytes: u32,
+}
+
+/// Launches recorded once and run many times; every launch sees all writes of the ones before it.
+#[derive(Clone)]
+pub struct Sequence {
+    /// The backend's own representation.
+    pub inner: Arc<dyn Any + Send + Sync>,
+    /// Launches in it.
+    pub launches: usize,
+}
+
+/// A submitted sequence that may not have finished yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Token(pub u64);
+
+/// The duration of one execution, averaged over `reps` of them, on the device's own clock where it has one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Nanoseconds of one execution.
+    pub ns: f64,
+    /// Executions averaged.
+    pub reps: u32,
+}
+
+/// A machine.
+pub trait Backend: Send + Sync {
+    /// What configurations must fit in.
+    fn limits(&self) -> &Limits;
+    /// What the machine is.
+    fn identity(&self) -> &Identity;
+    /// New memory of `bytes` bytes, 64-byte aligned or better.
+    fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error>;
+    /// `range` of host bytes as device memory: in place where the device can read them, else a copy.
+    fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error>;
+    /// Copies host bytes into a slice of the same size; waits for submitted work first.
+    fn write(&self, to: &Slice, bytes: &[u8]) -> Result<(), Error>;
+    /// Copies a slice to host bytes of the same size; waits for submitted work first.
+    fn read(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error>;
+    /// Makes a program ready to launch.
+    fn load(&self, source: &Source) -> Result<Program, Error>;
+    /// Checks the launches and records them in order.
+    fn record(&self, launches: &[Launch]) -> Result<Sequence, Error>;
+    /// Starts a sequence after all submitted before it; returns at once where the device is not this thread.
+    fn submit(&self, sequence: &Sequence) -> Result<Token, Error>;
+    /// Waits until `token` has finished, or fails with `Timeout`.
+    fn wait(&self, token: Token, deadline: Duration) -> Result<(), Error>;
+    /// Runs the sequences in turn `reps` times in all and times them as one batch.
+    fn time(&self, sequences: &[Sequence], reps: u32) -> Result<Timing, Error>;
+}
+
+/// The error for a program or sequence that another backend made.
+pub fn foreign(what: &str) -> Error {
+    Error::new(ErrorKind::BadLaunch, format!("{what} was made by another backend"))
+}
