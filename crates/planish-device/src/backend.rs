@@ -141,9 +141,14 @@ pub struct Launch {
     pub threads: u32,
     /// CPU: private bytes a thread needs. GPU: dynamic shared bytes.
     pub scratch_bytes: u32,
+    /// May run at the same time as the launch before it: no barrier is needed between the two.
+    pub overlap: bool,
 }
 
-/// Launches recorded once and run many times; every launch sees all writes of the ones before it.
+/// Launches recorded once and run many times.
+///
+/// A launch sees all writes of the ones before it, except of those it overlaps: a run of launches with `overlap` set
+/// forms one group with the launch that precedes the run, and barriers stand only between groups.
 #[derive(Clone)]
 pub struct Sequence {
     /// The backend's own representation.
