@@ -178,6 +178,14 @@ pub trait Backend: Send + Sync {
     fn identity(&self) -> &Identity;
     /// New memory of `bytes` bytes, 64-byte aligned or better.
     fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error>;
+    /// New memory of `bytes` bytes that `fill` writes before anyone else sees it; in place where the host can reach it.
+    fn alloc_with(&self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<Buffer, Error> {
+        let mut staged = vec![0; bytes];
+        fill(&mut staged);
+        let buffer = self.alloc(bytes, Init::Zero)?;
+        self.write(&buffer.all(), &staged)?;
+        Ok(buffer)
+    }
     /// `range` of host bytes as device memory: in place where the device can read them, else a copy.
     fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error>;
     /// Copies host bytes into a slice of the same size; waits for submitted work first.
