@@ -3,10 +3,14 @@
 //! The flow is `Space` (what may be tried) → `Subject::admit` (is it right?) → `Subject::time` (how fast?) →
 //! promotion (is it better than the default beyond noise?) → store (the choice and its evidence).
 
+pub mod budget;
 pub mod config;
+pub mod error;
 pub mod space;
 pub mod subject;
 
+pub use budget::{Budget, Clock, VirtualClock, WallClock, allot};
 pub use config::{Config, Value};
+pub use error::Error;
 pub use space::{Constraint, Param, Space};
 pub use subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::error::Error;
 use crate::space::Space;
 
 /// One sampled member of a shape bucket, by position in `Subject::points`.
@@ -82,20 +83,45 @@ impl fmt::Display for Rejection {
                 write!(f, "wrong ({}): {}: {} ({:.3} x bound)", w.check, w.case, w.detail, w.error_over_bound)
             }
             Rejection::Slow(ns) => write!(f, "slow: behind at {:.2} us", ns / 1e3),
-            Rejection::TooFast(ns) => write!(f, "too fast: under the roofline at {:.2} us", ns / 1e3),
+            Rejection::TooFast(ns) => write!(f, "too fast: {:.3} us is under the roofline or the timer", ns / 1e3),
             Rejection::Timeout(s) => write!(f, "timeout: no answer in {s:.1} s"),
             Rejection::Crashed(how) => write!(f, "crashed: {how}"),
         }
     }
 }
 
-/// Proof that a configuration passed the numerics gate; only `Subject::admit` makes one.
+/// Proof that a configuration passed the numerics gate: its config cannot be changed and its error is within bounds.
 #[derive(Clone, Debug)]
 pub struct Admitted {
+    config: Config,
+    error_over_bound: f64,
+}
+
+impl Admitted {
+    /// The proof for `config`, whose worst error over its bound the gate measured; refused above 1 or when not a number.
+    ///
+    /// Only an implementation of `Subject::admit` has a reason to call this.
+    pub fn new(config: Config, error_over_bound: f64) -> Result<Self, Rejection> {
+        if (0.0..=1.0).contains(&error_over_bound) {
+            return Ok(Admitted { config, error_over_bound });
+        }
+        Err(Rejection::Wrong(Wrong {
+            check: "tolerance".to_owned(),
+            case: "worst of all".to_owned(),
+            error_over_bound,
+            detail: format!("error over bound is {error_over_bound}"),
+        }))
+    }
+
     /// The configuration.
-    pub config: Config,
-    /// Worst error over its bound seen by the gate, at most 1.
-    pub error_over_bound: f64,
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Worst error over its bound seen by the gate, from 0 to 1.
+    pub fn error_over_bound(&self) -> f64 {
+        self.error_over_bound
+    }
 }
 
 /// One (op, shape bucket, device) being tuned.
@@ -110,4 +136,24 @@ pub trait Subject {
     fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection>;
     /// The least time that physics allows at a point, from measured ceilings; `None` when unknown.
     fn floor(&self, point: Point) -> Option<Duration>;
+
+    /// How likely the candidate is to hurt the device; candidates are tried in rising order of it.
+    fn risk(&self, _config: &Config) -> u32 {
+        0
+    }
+
+    /// Checks that the device still works after a candidate ran; an error blames that candidate.
+    ///
+    /// By default the gate and one timing of the default config; override it with something cheaper.
+    fn sentinel(&mut self) -> Result<(), Rejection> {
+        let default = self.space().default.clone();
+        let admitted = self.admit(&default)?;
+        let first = self.points()[0];
+        self.time(&admitted, first).map(|_| ())
+    }
+
+    /// Why nothing can be run any more, such as a worker that cannot be kept alive; tuning stops with this error.
+    fn broken(&self) -> Option<Error> {
+        None
+    }
 }
