@@ -7,6 +7,7 @@ pub mod budget;
 pub mod config;
 pub mod error;
 pub mod space;
+pub mod store;
 pub mod subject;
 
 pub use budget::{Budget, Clock, VirtualClock, WallClock, allot};

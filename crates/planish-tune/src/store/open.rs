@@ -1,0 +1,220 @@
+//! The store: layers read once into a snapshot, and appends that reach the disk or, failing that, memory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::{Error, Warning};
+use super::frame::{self, Kind};
+use super::record::{Choice, Evidence, Identity, Key, Source};
+use super::shard::{self, ShardWriter};
+use super::snapshot::{Layer, Lookup, Snapshot};
+use crate::config::Config;
+
+/// Warnings kept; further ones are only counted, so that a ruined store does not fill memory.
+const WARNINGS_MAX: usize = 100;
+
+/// Where the store looks, weakest first; what is absent is skipped.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// Choices shipped with the program; they become priors with the source `builtin`.
+    pub builtin: Vec<Choice>,
+    /// Root of the machine's shared store, read only.
+    pub system: Option<PathBuf>,
+    /// Root of the user's store, read and appended to; `None` keeps everything in memory.
+    pub user: Option<PathBuf>,
+}
+
+/// What an append achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// The record is on disk.
+    Disk,
+    /// The record lives as long as this store: nothing could be written, and a warning said so once.
+    Memory,
+    /// The store already has that very record.
+    Known,
+}
+
+/// Choices of all layers in memory, and the open shards of this writer.
+#[derive(Debug)]
+pub struct Store {
+    pub(super) system: Option<PathBuf>,
+    pub(super) user: Option<PathBuf>,
+    snapshot: Arc<Snapshot>,
+    writers: BTreeMap<(String, Kind), ShardWriter>,
+    /// Evidence that could not be written.
+    pub(super) evidence: BTreeMap<u128, Evidence>,
+    degraded: bool,
+    warnings: Vec<Warning>,
+    warnings_dropped: u64,
+}
+
+impl Store {
+    /// Reads the layers; trouble is in `warnings`, never an error.
+    pub fn open(layers: Layers) -> Store {
+        let mut store = Store {
+            system: layers.system,
+            user: layers.user,
+            snapshot: Arc::default(),
+            writers: BTreeMap::new(),
+            evidence: BTreeMap::new(),
+            degraded: false,
+            warnings: Vec::new(),
+            warnings_dropped: 0,
+        };
+        let mut snapshot = Snapshot::default();
+        for mut choice in layers.builtin {
+            choice.source = Source::Builtin;
+            match choice.check().and_then(|()| frame::encode(Kind::Choice, &choice)) {
+                Ok((_, sum)) => _ = snapshot.insert(Layer::Builtin, sum, choice),
+                Err(e) => store.warn(Warning::new(format!("builtin: {e}"))),
+            }
+        }
+        for (layer, root) in [(Layer::System, store.system.clone()), (Layer::User, store.user.clone())] {
+            let Some(root) = root else { continue };
+            if let Err(e) = store.read_layer(layer, &root, &mut snapshot) {
+                let e = Error::io("reading the store at", &root, &e);
+                if layer == Layer::User { store.degrade(&e) } else { store.warn(Warning::new(e.to_string())) }
+            }
+        }
+        store.snapshot = Arc::new(snapshot);
+        store
+    }
+
+    fn read_layer(&mut self, layer: Layer, root: &Path, snapshot: &mut Snapshot) -> std::io::Result<()> {
+        for silicon in shard::list_silicon(root)? {
+            let dir = root.join(&silicon).join(Kind::Choice.folder());
+            let reports = shard::read_dir(&dir, Kind::Choice, &mut |framed, _| {
+                let choice: Choice = frame::parse(framed)?;
+                choice.check().map_err(|e| frame::Fault::Damaged(e.to_string()))?;
+                if choice.identity.silicon.hash16() != silicon {
+                    return Err(frame::Fault::Damaged(format!("silicon: the record is not of {silicon}")));
+                }
+                snapshot.insert(layer, framed.sum, choice);
+                Ok(())
+            });
+            match reports {
+                Ok(reports) => reports.iter().filter_map(|(p, r)| r.warning(p)).for_each(|w| self.warn(w)),
+                Err(e) => self.warn(Warning::new(Error::io("reading", &dir, &e).to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn warn(&mut self, warning: Warning) {
+        if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(warning);
+        } else {
+            self.warnings_dropped += 1;
+        }
+    }
+
+    /// From now on nothing is written; said once.
+    fn degrade(&mut self, error: &Error) {
+        if !self.degraded {
+            self.degraded = true;
+            let next = "results are kept in memory only; set PLANISH_STORE to a directory that can be written";
+            self.warn(Warning::new(format!("{error}; {next}")));
+        }
+        self.writers.clear();
+    }
+
+    /// What went wrong so far; each is told once.
+    pub fn take_warnings(&mut self) -> Vec<Warning> {
+        let mut out = std::mem::take(&mut self.warnings);
+        let dropped = std::mem::take(&mut self.warnings_dropped);
+        if dropped > 0 {
+            out.push(Warning::new(format!("{dropped} more warnings")));
+        }
+        out
+    }
+
+    /// The choices as they are now; later appends do not change it.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.clone()
+    }
+
+    /// The best record for `key` under `identity`; see `Snapshot::lookup`.
+    pub fn lookup(&self, key: &Key, identity: &Identity) -> Lookup<'_> {
+        self.snapshot.lookup(key, identity)
+    }
+
+    /// The best record whose config is legal; see `Snapshot::lookup_legal`.
+    pub fn lookup_legal(
+        &self,
+        key: &Key,
+        identity: &Identity,
+        legal: &dyn Fn(&Config) -> Result<(), String>,
+    ) -> Lookup<'_> {
+        self.snapshot.lookup_legal(key, identity, legal)
+    }
+
+    /// Adds a choice; when this returns `Saved::Disk` it survives a crash.
+    ///
+    /// The time written is moved past that of any record it must supersede, so a clock set back cannot hide it.
+    ///
+    /// # Errors
+    /// When the record itself is unfit: numbers out of range, or too long.
+    pub fn append(&mut self, mut choice: Choice) -> Result<Saved, Error> {
+        let older = |e: &&super::Entry| e.choice.identity == choice.identity && e.choice.source == choice.source;
+        let latest = self.snapshot.of_key(&choice.key).filter(older).map(|e| e.choice.written_ms).max();
+        choice.written_ms = choice.written_ms.max(latest.map_or(0, |ms| ms.saturating_add(1)));
+        self.append_as_is(choice)
+    }
+
+    /// Adds a choice without touching it.
+    pub(super) fn append_as_is(&mut self, choice: Choice) -> Result<Saved, Error> {
+        choice.check()?;
+        let (line, sum) = frame::encode(Kind::Choice, &choice)?;
+        if self.snapshot.has(Layer::User, sum) || self.snapshot.has(Layer::Memory, sum) {
+            return Ok(Saved::Known);
+        }
+        let saved = self.append_line(&choice.identity.silicon.hash16(), Kind::Choice, &line);
+        let layer = if saved == Saved::Disk { Layer::User } else { Layer::Memory };
+        Arc::make_mut(&mut self.snapshot).insert(layer, sum, choice);
+        Ok(saved)
+    }
+
+    /// Adds an evidence record and returns its name, for `Choice::evidence`.
+    ///
+    /// # Errors
+    /// When the record is too long.
+    pub fn append_evidence(&mut self, evidence: Evidence) -> Result<(String, Saved), Error> {
+        let (line, sum) = frame::encode(Kind::Evidence, &evidence)?;
+        let saved = self.append_line(&evidence.identity.silicon.hash16(), Kind::Evidence, &line);
+        if saved == Saved::Memory {
+            self.evidence.insert(sum, evidence);
+        }
+        Ok((format!("{sum:032x}"), saved))
+    }
+
+    /// Appends to this writer's shard, or reports that memory has to do.
+    pub(super) fn append_line(&mut self, silicon: &str, kind: Kind, line: &[u8]) -> Saved {
+        let Some(root) = self.user.clone().filter(|_| !self.degraded) else { return Saved::Memory };
+        let dir = root.join(silicon).join(kind.folder());
+        let slot = (silicon.to_owned(), kind);
+        if !self.writers.contains_key(&slot) {
+            match ShardWriter::create(&dir, kind) {
+                Ok(writer) => _ = self.writers.insert(slot.clone(), writer),
+                Err(e) => {
+                    self.degrade(&Error::io("writing to", &dir, &e));
+                    return Saved::Memory;
+                }
+            }
+        }
+        let writer = self.writers.get_mut(&slot).expect("inserted above");
+        match writer.append(line) {
+            Ok(()) => Saved::Disk,
+            Err(e) => {
+                self.degrade(&Error::io("writing to", &dir, &e));
+                Saved::Memory
+            }
+        }
+    }
+
+    /// Seals this writer's shards; the next append opens new ones.
+    pub fn seal(&mut self) {
+        self.writers.clear();
+    }
+}

@@ -1,0 +1,298 @@
+//! Append-only files of records, one per writer: naming, writing, sealing, and reading beside live writers.
+//!
+//! A shard is `<time>-<pid>-<random>.live.jsonl` while its writer holds an exclusive lock on it, and loses `.live` when
+//! it is sealed. A `.live` shard that nobody locks had a writer that died. Where the file system has no locks the mark is
+//! `.free`, and only sealing tells that the writer is done. Readers take every mark; names with a dot in front are not
+//! published.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::error::{Error, Warning};
+use super::frame::{self, Fault, Framed, Kind};
+
+/// A larger shard is damage, not data: a choices line is under a kilobyte and a shard is one process's work.
+pub(super) const SHARD_BYTES_MAX: u64 = 1 << 30;
+
+/// How often a directory is listed again because a shard was renamed or compacted away between listing and opening.
+const RESCANS_MAX: usize = 16;
+
+const LIVE: &str = ".live.jsonl";
+const FREE: &str = ".free.jsonl";
+const SEALED: &str = ".jsonl";
+
+/// A file stem no other writer uses: time, process and random bits, so that two hosts on one share differ too.
+pub(super) fn unique_stem() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_usize(&raw const COUNT as usize);
+    hasher.write_u64(COUNT.fetch_add(1, Ordering::Relaxed));
+    format!("{ns:016x}-{:x}-{:016x}", std::process::id(), hasher.finish())
+}
+
+/// Creates `dir` and its missing parents, readable by this user only.
+pub(super) fn create_private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Makes the entries of `dir` durable.
+pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Writes `bytes` to `path` so that a reader sees the old file or the whole new one, never a part.
+pub(super) fn publish(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let dir = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let temp = dir.join(format!(".tmp-{}", unique_stem()));
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temp, path)?;
+        sync_dir(&dir)
+    };
+    write().map_err(|e| {
+        // The temporary is ours alone; if it cannot be removed either, the first error is the one to tell.
+        let _ = fs::remove_file(&temp);
+        Error::io("writing", path, &e)
+    })
+}
+
+/// One writer's open shard; sealed when dropped.
+#[derive(Debug)]
+pub(super) struct ShardWriter {
+    file: File,
+    path: PathBuf,
+    sync: bool,
+}
+
+impl ShardWriter {
+    /// Creates an empty shard of `kind` in `dir`, locked by this process where the file system allows.
+    pub fn create(dir: &Path, kind: Kind) -> io::Result<Self> {
+        create_private_dir(dir)?;
+        let stem = unique_stem();
+        let temp = dir.join(format!(".tmp-{stem}"));
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&temp)?;
+        let mark = if file.try_lock().is_ok() { LIVE } else { FREE };
+        let path = dir.join(format!("{stem}{mark}"));
+        // Locked before it is published: nobody ever sees a `.live` shard that its living writer does not hold.
+        fs::rename(&temp, &path)?;
+        sync_dir(dir)?;
+        Ok(ShardWriter { file, path, sync: kind == Kind::Choice })
+    }
+
+    /// Appends one line with a single write; on success a choice has reached the disk.
+    ///
+    /// After an error the shard may end in a torn line: seal it and start another.
+    pub fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = self.file.write(line)?;
+        if written < line.len() {
+            return Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", line.len())));
+        }
+        if self.sync { self.file.sync_data() } else { Ok(()) }
+    }
+
+    #[cfg(test)]
+    pub fn over(file: File, path: PathBuf) -> Self {
+        ShardWriter { file, path, sync: true }
+    }
+}
+
+impl Drop for ShardWriter {
+    fn drop(&mut self) {
+        let name = self.path.to_string_lossy();
+        let stem = name.strip_suffix(LIVE).or_else(|| name.strip_suffix(FREE));
+        if let Some(stem) = stem {
+            // Not sealed is not lost: the shard is read either way, and taken for a dead writer's later.
+            let _ = self.file.sync_data();
+            let _ = fs::rename(&self.path, format!("{stem}{SEALED}"));
+        }
+    }
+}
+
+/// Whether the file name is a published shard.
+fn is_shard(name: &str) -> bool {
+    !name.starts_with('.') && name.ends_with(SEALED)
+}
+
+/// The published shards in `dir`, sorted; none when the directory is missing.
+pub(super) fn list_shards(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.file_name().and_then(|n| n.to_str()).is_some_and(is_shard) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// The silicon directories under `root`, by their sixteen hexadecimal digits; none when the root is missing.
+pub(super) fn list_silicon(root: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let hex = |n: &&str| n.len() == 16 && n.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        names.extend(name.to_str().filter(hex).map(str::to_owned));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// What became of the writer of a shard.
+#[derive(Debug)]
+pub(super) enum Writer {
+    /// Sealed, or dead: nobody will append. The lock on a dead writer's shard is held as long as this value lives.
+    Done(Option<File>),
+    /// Alive, or unknowable.
+    Busy,
+}
+
+/// Whether the shard's writer is done with it.
+pub(super) fn writer_of(path: &Path) -> Writer {
+    let name = path.to_string_lossy();
+    if name.ends_with(FREE) {
+        return Writer::Busy;
+    }
+    if !name.ends_with(LIVE) {
+        return Writer::Done(None);
+    }
+    match File::open(path) {
+        Ok(file) if file.try_lock().is_ok() => Writer::Done(Some(file)),
+        _ => Writer::Busy,
+    }
+}
+
+/// Whether a living writer may be in the middle of a line at the end of this shard.
+fn may_be_mid_line(path: &Path, file: &File) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with(FREE) || (name.ends_with(LIVE) && matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// What was met in one shard besides good records.
+#[derive(Debug, Default)]
+pub(super) struct ShardReport {
+    /// Lines that hold a record of the wanted kind.
+    pub records: u64,
+    /// Lines that are damaged, and the first of them.
+    pub damaged: u64,
+    /// Lines written by another version of the layout.
+    pub foreign: u64,
+    /// Where and why the first bad line is bad.
+    pub first: Option<String>,
+}
+
+impl ShardReport {
+    pub(super) fn note(&mut self, number: u64, fault: &Fault) {
+        match fault {
+            Fault::Schema(_) => self.foreign += 1,
+            Fault::Damaged(_) => self.damaged += 1,
+        }
+        self.first.get_or_insert_with(|| format!("line {number}: {fault}"));
+    }
+
+    /// Whether every byte of the shard was understood.
+    pub(super) fn is_clean(&self) -> bool {
+        self.damaged + self.foreign == 0
+    }
+
+    /// One warning for the whole shard, if it needs one.
+    pub(super) fn warning(&self, path: &Path) -> Option<Warning> {
+        let first = self.first.as_ref()?;
+        let bad = self.damaged + self.foreign;
+        let lines = if bad == 1 { "1 line" } else { &format!("{bad} lines") };
+        Some(Warning::new(format!("{}: {lines} skipped, {} read; {first}", path.display(), self.records)))
+    }
+}
+
+/// Takes a framed line and its text, or returns the fault for which the line is skipped.
+pub(super) type Visit<'a> = dyn FnMut(&Framed<'_>, &[u8]) -> Result<(), Fault> + 'a;
+
+/// Reads the shard at `path`; `visit` gets each framed line of `kind` with its text, and returns a fault to reject it.
+///
+/// # Errors
+/// `NotFound` when the shard was renamed or compacted away, and other failures to open it.
+pub(super) fn read_shard(path: &Path, kind: Kind, visit: &mut Visit<'_>) -> io::Result<ShardReport> {
+    let meta = fs::metadata(path)?;
+    let mut report = ShardReport::default();
+    if !meta.is_file() || meta.len() > SHARD_BYTES_MAX {
+        let what = format!("not a file of at most {SHARD_BYTES_MAX} bytes");
+        report.note(1, &Fault::Damaged(what));
+        return Ok(report);
+    }
+    let file = File::open(path)?;
+    let mut reader = BufReader::with_capacity(1 << 16, io::Read::take(&file, SHARD_BYTES_MAX));
+    let outcome = frame::for_each_line(&mut reader, kind.line_bytes_max(), |line| {
+        let Some(bytes) = line.bytes else {
+            return report.note(line.number, &Fault::Damaged(format!("longer than {} bytes", kind.line_bytes_max())));
+        };
+        if !line.ended && may_be_mid_line(path, &file) {
+            return;
+        }
+        let result = frame::decode(bytes).and_then(|framed| {
+            if framed.kind != kind {
+                return Err(Fault::Damaged(format!("kind: {} among {}", framed.kind.name(), kind.folder())));
+            }
+            visit(&framed, bytes)
+        });
+        match result {
+            Ok(()) => report.records += 1,
+            Err(fault) => report.note(line.number, &fault),
+        }
+    });
+    if let Err(e) = outcome {
+        report.note(0, &Fault::Damaged(format!("reading stopped: {e}")));
+    }
+    Ok(report)
+}
+
+/// Reads every published shard in `dir` once, listing again while shards are renamed or compacted under it.
+///
+/// Returns the report of each shard read. A record may be visited twice when its shard was compacted meanwhile.
+pub(super) fn read_dir(dir: &Path, kind: Kind, visit: &mut Visit<'_>) -> io::Result<Vec<(PathBuf, ShardReport)>> {
+    let (mut seen, mut reports) = (BTreeSet::new(), Vec::new());
+    for _ in 0..RESCANS_MAX {
+        let mut vanished = false;
+        for path in list_shards(dir)? {
+            if seen.contains(&path) {
+                continue;
+            }
+            match read_shard(&path, kind, visit) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => vanished = true,
+                Err(e) => {
+                    let mut report = ShardReport::default();
+                    report.note(0, &Fault::Damaged(e.to_string()));
+                    reports.push((path.clone(), report));
+                    seen.insert(path);
+                }
+                Ok(report) => {
+                    reports.push((path.clone(), report));
+                    seen.insert(path);
+                }
+            }
+        }
+        if !vanished {
+            break;
+        }
+    }
+    Ok(reports)
+}

@@ -1,0 +1,241 @@
+//! The choices in memory: a ranked list per key, looked up without a system call.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{Choice, Identity, Key, Silicon, Source, State};
+use crate::config::Config;
+
+/// Where a record was found; a later layer wins over an earlier one of equal standing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// Shipped with the program.
+    Builtin,
+    /// The machine's shared store; never written.
+    System,
+    /// The user's store.
+    User,
+    /// Only this process, because nothing could be written.
+    Memory,
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Layer::Builtin => "builtin",
+            Layer::System => "system",
+            Layer::User => "user",
+            Layer::Memory => "memory",
+        })
+    }
+}
+
+/// A choice, where it was found, and its checksum (the record's name).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Where it was found.
+    pub layer: Layer,
+    /// The record's name: the checksum of its text.
+    pub sum: u128,
+    /// The record.
+    pub choice: Choice,
+}
+
+/// How far a found record can be trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Tuned on this silicon under this very identity.
+    Exact,
+    /// A starting point to spot-check: these fields differ (`source` when it was not tuned here).
+    Prior {
+        /// Field names, as `Identity::diff` gives them.
+        differs: Vec<String>,
+    },
+    /// Nothing to use.
+    Miss {
+        /// The reason.
+        why: Why,
+    },
+}
+
+/// Why a lookup found nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// No record of the op at this shape.
+    NoRecord,
+    /// Tuned only on other silicon; these fields of the nearest record differ.
+    OtherSilicon(Vec<String>),
+    /// There are records, but none is legal any more; the best one's config and the verdict on it.
+    Illegal {
+        /// The best record's configuration.
+        config: Config,
+        /// What the check said.
+        verdict: String,
+    },
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::NoRecord => f.write_str("no record"),
+            Why::OtherSilicon(fields) => write!(f, "tuned only on other silicon ({} differ)", fields.join(", ")),
+            Why::Illegal { config, verdict } => write!(f, "{config} is no longer legal: {verdict}"),
+        }
+    }
+}
+
+/// The answer to a lookup.
+#[derive(Clone, Debug)]
+pub struct Lookup<'a> {
+    /// How far to trust it.
+    pub tier: Tier,
+    /// The record; `None` exactly on a miss.
+    pub record: Option<&'a Choice>,
+}
+
+/// All choices of all layers, immutable once handed out.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    by_key: HashMap<Key, Vec<Arc<Entry>>>,
+    sums: HashSet<(Layer, u128)>,
+    silicon: HashSet<Shared>,
+}
+
+/// A silicon as a set member, so that equal ones are held once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shared(Arc<Silicon>);
+
+impl std::hash::Hash for Shared {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.fields.hash(state);
+    }
+}
+
+/// Whether the record was measured on this silicon by this program, the label aside.
+fn tuned_here(entry: &Entry, identity: &Identity) -> bool {
+    entry.choice.source == Source::Tuned && entry.choice.identity.silicon == identity.silicon
+}
+
+/// The order of two records of one key under `identity`, higher is better; equal only for one record in one layer.
+fn rank(entry: &Entry, identity: &Identity) -> impl Ord + use<> {
+    let c = &entry.choice;
+    (
+        tuned_here(entry, identity),
+        c.identity.silicon == identity.silicon,
+        Reverse(c.identity.version_differences(identity)),
+        entry.layer,
+        c.state != State::Undecided,
+        c.evidence.is_some(),
+        c.written_ms,
+        entry.sum,
+    )
+}
+
+/// Whether the record may be used at all: tuned elsewhere and not brought in on purpose is another machine's business.
+fn usable(entry: &Entry, identity: &Identity) -> bool {
+    entry.choice.source != Source::Tuned || tuned_here(entry, identity)
+}
+
+fn tier(entry: &Entry, identity: &Identity) -> Tier {
+    let c = &entry.choice;
+    if c.source == Source::Tuned && c.identity == *identity {
+        return Tier::Exact;
+    }
+    let mut differs = c.identity.diff(identity);
+    if c.source != Source::Tuned {
+        differs.push("source".to_owned());
+    }
+    Tier::Prior { differs }
+}
+
+impl Snapshot {
+    /// Adds a choice found in `layer`; false when the layer already has that very record.
+    pub(super) fn insert(&mut self, layer: Layer, sum: u128, mut choice: Choice) -> bool {
+        if !self.sums.insert((layer, sum)) {
+            return false;
+        }
+        let shared = Shared(choice.identity.silicon.clone());
+        match self.silicon.get(&shared) {
+            // The label is provenance, so records of one silicon under two labels keep their own.
+            Some(known) if known.0.label == choice.identity.silicon.label => {
+                choice.identity.silicon = known.0.clone();
+            }
+            Some(_) => {}
+            None => {
+                self.silicon.insert(shared);
+            }
+        }
+        let entry = Arc::new(Entry { layer, sum, choice });
+        self.by_key.entry(entry.choice.key.clone()).or_default().push(entry);
+        true
+    }
+
+    /// Whether `layer` has the record of that name.
+    pub(super) fn has(&self, layer: Layer, sum: u128) -> bool {
+        self.sums.contains(&(layer, sum))
+    }
+
+    /// Number of records, duplicates across layers counted.
+    pub fn len(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.sums.is_empty()
+    }
+
+    /// The best record for `key` under `identity`, every stored config taken as legal.
+    pub fn lookup(&self, key: &Key, identity: &Identity) -> Lookup<'_> {
+        self.lookup_legal(key, identity, &|_| Ok(()))
+    }
+
+    /// The best record whose config `legal` accepts; an illegal one yields to the next best.
+    ///
+    /// Makes no system call, and allocates only to name differences.
+    pub fn lookup_legal(
+        &self,
+        key: &Key,
+        identity: &Identity,
+        legal: &dyn Fn(&Config) -> Result<(), String>,
+    ) -> Lookup<'_> {
+        let miss = |why| Lookup { tier: Tier::Miss { why }, record: None };
+        let Some(entries) = self.by_key.get(key) else { return miss(Why::NoRecord) };
+        let Some(best) = entries.iter().filter(|e| usable(e, identity)).max_by_key(|e| rank(e, identity)) else {
+            let nearest =
+                entries.iter().max_by_key(|e| rank(e, identity)).expect("a key is stored with its first record");
+            return miss(Why::OtherSilicon(nearest.choice.identity.diff(identity)));
+        };
+        let Err(verdict) = legal(&best.choice.config) else {
+            return Lookup { tier: tier(best, identity), record: Some(&best.choice) };
+        };
+        let next =
+            self.ranked(key, identity).into_iter().find(|e| usable(e, identity) && legal(&e.choice.config).is_ok());
+        match next {
+            Some(e) => Lookup { tier: tier(e, identity), record: Some(&e.choice) },
+            None => miss(Why::Illegal { config: best.choice.config.clone(), verdict }),
+        }
+    }
+
+    /// Every record of `key`, best first under `identity`.
+    pub fn ranked(&self, key: &Key, identity: &Identity) -> Vec<&Entry> {
+        let mut entries: Vec<&Entry> = self.of_key(key).collect();
+        entries.sort_by_cached_key(|e| Reverse(rank(e, identity)));
+        entries
+    }
+
+    /// Every record of `key`, in the order read.
+    pub(super) fn of_key(&self, key: &Key) -> impl Iterator<Item = &Entry> {
+        self.by_key.get(key).into_iter().flatten().map(|e| &**e)
+    }
+
+    /// Every record of every layer, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.by_key.values().flatten().map(|e| &**e)
+    }
+}
