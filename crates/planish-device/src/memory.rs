@@ -102,7 +102,11 @@ impl RawSlice {
     /// # Safety
     /// The memory must be valid for `'a`, initialised as `T`, and not written by anyone during `'a`.
     pub unsafe fn read<'a, T>(self) -> &'a [T] {
-        assert!(self.ptr as usize % align_of::<T>() == 0, "slice of {} bytes is not aligned for its type", self.len);
+        assert!(
+            (self.ptr as usize).is_multiple_of(align_of::<T>()),
+            "slice of {} bytes is not aligned for its type",
+            self.len
+        );
         // SAFETY: the caller vouches for validity and initialisation; alignment was just checked.
         unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.len / size_of::<T>()) }
     }
@@ -112,7 +116,11 @@ impl RawSlice {
     /// # Safety
     /// As for `read`, and no other thread may touch these elements during `'a`.
     pub unsafe fn write<'a, T>(self, from: usize, n: usize) -> &'a mut [T] {
-        assert!(self.ptr as usize % align_of::<T>() == 0, "slice of {} bytes is not aligned for its type", self.len);
+        assert!(
+            (self.ptr as usize).is_multiple_of(align_of::<T>()),
+            "slice of {} bytes is not aligned for its type",
+            self.len
+        );
         assert!((from + n) * size_of::<T>() <= self.len, "elements {from}..{} exceed {} bytes", from + n, self.len);
         // SAFETY: in bounds and aligned by the checks above; the caller vouches for exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.cast::<T>().add(from), n) }
