@@ -4,9 +4,13 @@
 //! A `Launch` binds a `Program` to buffers and parameters; a recorded `Sequence` of launches is what runs for every token.
 
 pub mod backend;
+pub mod cpu;
 pub mod error;
 pub mod memory;
 
-pub use backend::{Backend, Call, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token};
+pub use backend::{
+    Backend, Call, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token,
+};
+pub use cpu::{Cpu, CpuOptions};
 pub use error::{Error, ErrorKind};
 pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};

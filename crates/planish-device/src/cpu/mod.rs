@@ -1,0 +1,243 @@
+//! The CPU backend: host memory, native programs, and a thread pool that runs a recorded sequence in one wake.
+//!
+//! `submit` queues a sequence and wakes the pool's own threads; `wait`, `read`, `write` and `time` make the calling thread
+//! take part as thread 0 until the work they wait for is done.
+//! A pool of one thread, and a sequence whose launches all use one thread, therefore run inside `wait`.
+
+pub mod pages;
+mod pool;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign};
+use crate::error::{Error, ErrorKind};
+use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
+use pages::{ALIGN, Adopted, Region};
+use pool::{MAX_LAUNCHES, MAX_THREADS, MAX_UNITS, Pool, Recorded, Scratch, Step};
+
+/// How to set the CPU up.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads of the pool, the waiting caller included; by default what this process may use.
+    pub threads: Option<u32>,
+}
+
+/// This machine's processor.
+pub struct Cpu {
+    owner: u64,
+    limits: Limits,
+    identity: Identity,
+    pool: Pool,
+    scratch: Mutex<Arc<Scratch>>,
+}
+
+/// A number that no other backend instance of this process has.
+pub(crate) fn new_owner() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+struct NativeProgram {
+    owner: u64,
+    run: Native,
+}
+
+impl Cpu {
+    /// Starts the pool; an error when a thread count outside 1 to 4095 is asked for or threads cannot be had.
+    pub fn new(options: CpuOptions) -> Result<Cpu, Error> {
+        let threads = options.threads.unwrap_or_else(default_threads);
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("{threads} threads: 1 to {MAX_THREADS} are possible"),
+            ));
+        }
+        let owner = new_owner();
+        let pool = Pool::new(threads)?;
+        let scratch = Mutex::new(Arc::new(scratch(owner, threads, ALIGN)?));
+        Ok(Cpu { owner, limits: limits(threads), identity: identity(), pool, scratch })
+    }
+
+    /// Threads of the pool, the waiting caller included.
+    pub fn threads(&self) -> u32 {
+        self.pool.threads()
+    }
+
+    /// The pool's scratch with at least `bytes` a thread; grown here, never while a sequence runs.
+    fn scratch_for(&self, bytes: usize) -> Result<Arc<Scratch>, Error> {
+        let mut current = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.stride < bytes {
+            *current = Arc::new(scratch(self.owner, self.threads(), bytes)?);
+        }
+        Ok(current.clone())
+    }
+
+    fn step(&self, at: usize, launch: &Launch) -> Result<Step, Error> {
+        let name = &launch.program.name;
+        let refuse = |what: String| Err(Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}")));
+        let program = launch.program.inner.downcast_ref::<NativeProgram>().filter(|p| p.owner == self.owner);
+        let Some(program) = program else { return refuse("the program was made by another backend".into()) };
+        if launch.tasks == 0 || launch.threads == 0 {
+            return refuse(format!("{} tasks on {} threads", launch.tasks, launch.threads));
+        }
+        let mut args = Vec::with_capacity(launch.args.len());
+        for (i, slice) in launch.args.iter().enumerate() {
+            match raw(self.owner, slice) {
+                Ok(raw) => args.push(raw),
+                Err(e) => return refuse(format!("argument {i}: {e}")),
+            }
+        }
+        let grain = launch.tasks.div_ceil(MAX_UNITS);
+        let units = launch.tasks.div_ceil(grain);
+        Ok(Step {
+            name: name.clone(),
+            run: program.run,
+            args: args.into(),
+            params: launch.params.clone(),
+            tasks: launch.tasks,
+            grain,
+            units,
+            seats: launch.threads.min(self.threads()).min(units),
+        })
+    }
+}
+
+fn default_threads() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(MAX_THREADS)
+}
+
+fn scratch(owner: u64, threads: u32, bytes: usize) -> Result<Scratch, Error> {
+    // A further line apart, so that threads whose scratch is a power of two do not share cache sets.
+    let stride = bytes.next_multiple_of(ALIGN) + 2 * ALIGN;
+    let memory = Buffer(Arc::new(Region::new(owner, stride * threads as usize, Init::Zero)?));
+    let base = raw(owner, &memory.all())?;
+    Ok(Scratch { _memory: memory, base, stride })
+}
+
+/// Where a slice of this owner's memory lies, bounds checked again since the fields of a slice are public.
+pub(crate) fn raw(owner: u64, slice: &Slice) -> Result<RawSlice, Error> {
+    if slice.buffer.0.owner() != owner {
+        return Err(foreign("its buffer"));
+    }
+    slice.buffer.slice(slice.offset, slice.len)?;
+    let base = slice.buffer.0.host().ok_or_else(|| foreign("its buffer"))?;
+    Ok(RawSlice { ptr: base.as_ptr().wrapping_add(slice.offset), len: slice.len })
+}
+
+/// Copies `bytes` into memory of `owner` that no kernel uses now.
+pub(crate) fn copy_in(owner: u64, to: &Slice, bytes: &[u8]) -> Result<(), Error> {
+    let raw = raw(owner, to)?;
+    if raw.len != bytes.len() || !to.buffer.0.writable() {
+        let kind = if to.buffer.0.writable() { "" } else { " read-only" };
+        let message = format!("write of {} bytes to a{kind} slice of {} bytes", bytes.len(), raw.len);
+        return Err(Error::new(ErrorKind::BadLaunch, message));
+    }
+    // SAFETY: in bounds by `raw`, writable, and `bytes` is a live reference; a copy is defined where they overlap.
+    unsafe { std::ptr::copy(bytes.as_ptr(), raw.ptr, raw.len) };
+    Ok(())
+}
+
+/// Copies memory of `owner` that no kernel writes now to `bytes`.
+pub(crate) fn copy_out(owner: u64, from: &Slice, bytes: &mut [u8]) -> Result<(), Error> {
+    let raw = raw(owner, from)?;
+    if raw.len != bytes.len() {
+        let message = format!("read of {} bytes from a slice of {} bytes", bytes.len(), raw.len);
+        return Err(Error::new(ErrorKind::BadLaunch, message));
+    }
+    // SAFETY: in bounds by `raw`; `bytes` is an exclusive reference of the same size.
+    unsafe { std::ptr::copy(raw.ptr, bytes.as_mut_ptr(), raw.len) };
+    Ok(())
+}
+
+fn limits(threads: u32) -> Limits {
+    let (l1_bytes, l2_bytes, llc_bytes) = (32 << 10, 512 << 10, 32 << 20);
+    Limits { backend: "cpu".into(), max_threads: threads, shared_bytes: 0, l1_bytes, l2_bytes, llc_bytes }
+}
+
+fn identity() -> Identity {
+    Identity { silicon: Default::default(), toolchain: Default::default(), label: String::new() }
+}
+
+impl Backend for Cpu {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error> {
+        Ok(Buffer(Arc::new(Region::new(self.owner, bytes, init)?)))
+    }
+
+    fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error> {
+        Ok(Buffer(Arc::new(Adopted::new(self.owner, bytes, range)?)))
+    }
+
+    fn write(&self, to: &Slice, bytes: &[u8]) -> Result<(), Error> {
+        self.pool.drain();
+        copy_in(self.owner, to, bytes)
+    }
+
+    fn read(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error> {
+        self.pool.drain();
+        copy_out(self.owner, from, bytes)
+    }
+
+    fn load(&self, source: &Source) -> Result<Program, Error> {
+        match source {
+            Source::Native { name, run } => {
+                Ok(Program { name: (*name).into(), inner: Arc::new(NativeProgram { owner: self.owner, run: *run }) })
+            }
+            Source::Text { name, .. } => {
+                let message = format!("{name} is kernel text; the cpu backend runs native programs only");
+                Err(Error::new(ErrorKind::Build, message))
+            }
+        }
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
+        if launches.is_empty() || launches.len() >= MAX_LAUNCHES {
+            let message = format!("a sequence of {} launches: 1 to {} are possible", launches.len(), MAX_LAUNCHES - 1);
+            return Err(Error::new(ErrorKind::BadLaunch, message));
+        }
+        let steps: Result<Vec<Step>, Error> = launches.iter().enumerate().map(|(at, l)| self.step(at, l)).collect();
+        let steps = steps?;
+        let need = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
+        let recorded = Recorded {
+            owner: self.owner,
+            seats: steps.iter().map(|s| s.seats).max().unwrap_or(1),
+            steps: steps.into(),
+            scratch: self.scratch_for(need)?,
+            _held: launches.iter().flat_map(|l| l.args.iter().map(|s| s.buffer.clone())).collect(),
+        };
+        Ok(Sequence { launches: launches.len(), inner: Arc::new(recorded) })
+    }
+
+    fn submit(&self, sequence: &Sequence) -> Result<Token, Error> {
+        let recorded = sequence.inner.clone().downcast::<Recorded>().ok().filter(|r| r.owner == self.owner);
+        Ok(Token(self.pool.submit(recorded.ok_or_else(|| foreign("the sequence"))?)))
+    }
+
+    /// The deadline is looked at between tasks: a task that never returns is for the caller's process to contain.
+    fn wait(&self, token: Token, deadline: Duration) -> Result<(), Error> {
+        self.pool.wait(token.0, deadline)
+    }
+
+    fn time(&self, sequences: &[Sequence], reps: u32) -> Result<Timing, Error> {
+        if sequences.is_empty() || reps == 0 {
+            let message = format!("timing {} sequences {reps} times", sequences.len());
+            return Err(Error::new(ErrorKind::BadLaunch, message));
+        }
+        self.pool.drain();
+        let start = Instant::now();
+        for sequence in sequences.iter().cycle().take(reps as usize) {
+            self.wait(self.submit(sequence)?, Duration::MAX)?;
+        }
+        Ok(Timing { ns: start.elapsed().as_nanos() as f64 / f64::from(reps), reps })
+    }
+}

@@ -1,0 +1,188 @@
+//! Host memory: aligned allocations, huge pages for big ones, adopted bytes, and advice about file pages.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use crate::error::{Error, ErrorKind};
+use crate::memory::{HostBytes, Init, Memory};
+
+/// Alignment of every allocation: a cache line, and the widest vector.
+pub const ALIGN: usize = 64;
+/// From this size on an allocation gets its own mapping on huge pages.
+pub const BIG: usize = 4 << 20;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory that this process allocated.
+pub(crate) struct Region {
+    owner: u64,
+    ptr: NonNull<u8>,
+    len: usize,
+    /// The whole mapping, for big regions; others came from the allocator.
+    mapping: Option<Range<usize>>,
+}
+
+// SAFETY: a Region is plain memory that it owns; what threads do with it through pointers is the kernels' concern.
+unsafe impl Send for Region {}
+// SAFETY: as above; a shared Region hands out its address only.
+unsafe impl Sync for Region {}
+
+fn small_layout(len: usize) -> Layout {
+    Layout::from_size_align(len.max(1), ALIGN).expect("a small region fits a layout")
+}
+
+impl Region {
+    /// `len` bytes holding `init`; pages of a big zero region are touched by whoever uses them first.
+    pub fn new(owner: u64, len: usize, init: Init) -> Result<Region, Error> {
+        let refused = || Error::new(ErrorKind::OutOfMemory, format!("{len} bytes of host memory were refused"));
+        let (ptr, mapping) = if len < BIG {
+            // SAFETY: the layout has a size of at least one byte.
+            (NonNull::new(unsafe { alloc_zeroed(small_layout(len)) }).ok_or_else(refused)?, None)
+        } else {
+            let (ptr, mapping) = map_huge(len).ok_or_else(refused)?;
+            (ptr, Some(mapping))
+        };
+        if let Init::Fill(byte) = init {
+            // SAFETY: the region has `len` bytes and nobody else knows it yet.
+            unsafe { ptr.as_ptr().write_bytes(byte, len) };
+        }
+        Ok(Region { owner, ptr, len, mapping })
+    }
+}
+
+/// An anonymous mapping with `len` bytes from a 2 MiB boundary, on huge pages where the system has them.
+fn map_huge(len: usize) -> Option<(NonNull<u8>, Range<usize>)> {
+    let whole = len.checked_add(HUGE_PAGE)?;
+    // SAFETY: a fresh anonymous mapping touches no existing memory.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            whole,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANON,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    let base_at = base as usize;
+    let skip = base_at.next_multiple_of(HUGE_PAGE) - base_at;
+    let ptr = base.cast::<u8>().wrapping_add(skip);
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range lies inside the mapping made above; a kernel without huge pages refuses and nothing changes.
+    unsafe {
+        libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE);
+    }
+    Some((NonNull::new(ptr)?, base_at..base_at + whole))
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        match &self.mapping {
+            // SAFETY: this is the mapping made in `new`, whole, and nothing uses it any more.
+            Some(range) => unsafe {
+                libc::munmap(std::ptr::with_exposed_provenance_mut(range.start), range.len());
+            },
+            // SAFETY: allocated in `new` with this layout.
+            None => unsafe { dealloc(self.ptr.as_ptr(), small_layout(self.len)) },
+        }
+    }
+}
+
+impl Memory for Region {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn owner(&self) -> u64 {
+        self.owner
+    }
+    fn host(&self) -> Option<NonNull<u8>> {
+        Some(self.ptr)
+    }
+    fn writable(&self) -> bool {
+        true
+    }
+}
+
+/// Host bytes used in place, read-only.
+pub(crate) struct Adopted {
+    owner: u64,
+    bytes: HostBytes,
+    range: Range<usize>,
+}
+
+impl Adopted {
+    /// `range` of `bytes`; an error when it does not lie inside.
+    pub fn new(owner: u64, bytes: HostBytes, range: Range<usize>) -> Result<Adopted, Error> {
+        let len = (*bytes).as_ref().len();
+        if range.start > range.end || range.end > len {
+            let message = format!("bytes {}..{} do not lie in host memory of {len} bytes", range.start, range.end);
+            return Err(Error::new(ErrorKind::BadLaunch, message));
+        }
+        Ok(Adopted { owner, bytes, range })
+    }
+}
+
+impl Memory for Adopted {
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+    fn owner(&self) -> u64 {
+        self.owner
+    }
+    fn host(&self) -> Option<NonNull<u8>> {
+        let bytes: &[u8] = (*self.bytes).as_ref();
+        NonNull::new(bytes[self.range.clone()].as_ptr().cast_mut())
+    }
+    fn writable(&self) -> bool {
+        false
+    }
+}
+
+/// Size of a page of this system, bytes.
+pub fn page_bytes() -> usize {
+    // SAFETY: sysconf reads a constant of the system.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// The whole pages inside `bytes`.
+fn whole_pages(bytes: &[u8]) -> Range<usize> {
+    let page = page_bytes();
+    let start = (bytes.as_ptr() as usize).next_multiple_of(page);
+    let end = (bytes.as_ptr() as usize + bytes.len()) / page * page;
+    start..end.max(start)
+}
+
+/// Gives the memory of the whole pages inside `bytes` back to the system; the next read loads them from the file again.
+///
+/// Returns the bytes given back, 0 where the system refused.
+///
+/// # Safety
+/// `bytes` must lie in a read-only mapping of a file: other memory would lose its contents.
+pub unsafe fn release(bytes: &[u8]) -> usize {
+    let pages = whole_pages(bytes);
+    if pages.is_empty() {
+        return 0;
+    }
+    // SAFETY: the pages lie inside `bytes`, which the caller vouches to be file-backed, so their contents come back.
+    let refused = unsafe { libc::madvise(pages.start as *mut _, pages.len(), libc::MADV_DONTNEED) } != 0;
+    if refused { 0 } else { pages.len() }
+}
+
+/// Asks the system to read `bytes` of a mapped file ahead; returns at once.
+pub fn will_need(bytes: &[u8]) {
+    let start = bytes.as_ptr() as usize / page_bytes() * page_bytes();
+    let len = bytes.as_ptr() as usize + bytes.len() - start;
+    // SAFETY: WILLNEED only reads ahead; it changes no contents and refuses addresses that are not mapped.
+    unsafe { libc::madvise(start as *mut _, len, libc::MADV_WILLNEED) };
+}
+
+/// Touches every page of `bytes`, so that no later read faults.
+pub fn prefault(bytes: &[u8]) {
+    for page in bytes.chunks(page_bytes()) {
+        // SAFETY: a reference is readable; volatile keeps the compiler from dropping the read.
+        unsafe { std::ptr::read_volatile(&page[0]) };
+    }
+}
