@@ -6,12 +6,24 @@
 pub mod budget;
 pub mod config;
 pub mod error;
+pub mod event;
+mod finals;
+pub mod measure;
+pub mod outcome;
+pub mod policy;
+pub mod search;
 pub mod space;
+pub mod stats;
 pub mod store;
 pub mod subject;
 
 pub use budget::{Budget, Clock, VirtualClock, WallClock, allot};
 pub use config::{Config, Value};
 pub use error::Error;
+pub use event::{Event, Observer, Resume, Silent};
+pub use measure::{Task, batched};
+pub use outcome::{Counts, Final, Interval, Outcome, Ranked, Times, Verdict};
+pub use policy::Policy;
+pub use search::tune;
 pub use space::{Constraint, Param, Space};
 pub use subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};

@@ -1,0 +1,332 @@
+//! Honest single measurements: budget and cancel checks, confirmation of surprises, anchors, drift and cooling.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::budget::Budget;
+use crate::config::Config;
+use crate::error::Error;
+use crate::event::{Event, Observer, Resume};
+use crate::policy::Policy;
+use crate::stats::{median, spread};
+use crate::subject::{Admitted, Point, Rejection, Sample, Subject};
+
+/// Clock ticks that a batch must last so that the tick is at most 2% of it.
+const TICKS_MIN: f64 = 50.0;
+
+/// Most executions in one batch.
+const REPS_MAX: u32 = 1 << 20;
+
+/// Everything a tuning run is given besides its subject.
+pub struct Task<'a> {
+    /// What may be spent; building, gating, warming, timing and cooling all charge it.
+    pub budget: Budget<'a>,
+    /// Set it to stop after at most one more measurement.
+    pub cancel: &'a AtomicBool,
+    /// Hears every event as it happens.
+    pub observer: &'a mut dyn Observer,
+    /// What an interrupted run already knows; `Resume::default()` for a fresh one.
+    pub resume: Resume,
+    /// The rules.
+    pub policy: Policy,
+}
+
+/// Runs `run(reps)` with growing `reps` until the batch lasts at least fifty ticks of the clock.
+///
+/// `run` returns the nanoseconds that the whole batch took; `tick_ns` is the clock's resolution.
+/// A batch of a million executions that still does not reach fifty ticks is refused.
+pub fn batched(tick_ns: f64, mut run: impl FnMut(u32) -> Result<f64, Rejection>) -> Result<Sample, Rejection> {
+    let mut reps = 1u32;
+    loop {
+        let total = run(reps)?;
+        if total >= TICKS_MIN * tick_ns && total > 0.0 {
+            return Ok(Sample { ns: total / f64::from(reps), reps });
+        }
+        if reps >= REPS_MAX {
+            return Err(Rejection::TooFast(total / f64::from(reps)));
+        }
+        let grow = (1.25 * TICKS_MIN * tick_ns / total.max(tick_ns)).clamp(2.0, 64.0);
+        reps = ((f64::from(reps) * grow).ceil() as u32).min(REPS_MAX);
+    }
+}
+
+/// Why nothing more may be measured.
+pub(crate) enum Halt {
+    /// The cancel flag is set.
+    Cancelled,
+    /// The budget, or the phase's part of it, is spent.
+    Budget,
+    /// The subject or its default no longer works.
+    Fatal(Error),
+}
+
+/// Why one measurement did not come about.
+pub(crate) enum Miss {
+    Halt(Halt),
+    Refused(Rejection),
+}
+
+impl From<Halt> for Miss {
+    fn from(h: Halt) -> Self {
+        Miss::Halt(h)
+    }
+}
+
+/// A subject with its admitted default on a warmed machine.
+pub(crate) struct Bench<'a, 's> {
+    pub subject: &'s mut dyn Subject,
+    pub task: Task<'a>,
+    pub points: Vec<Point>,
+    pub floor_ns: Vec<Option<f64>>,
+    /// The default, once it has been admitted.
+    pub default: Admitted,
+    /// The default's time per point at the current clock level.
+    baseline_ns: Vec<f64>,
+    /// Every accepted time of the default, per point.
+    pub anchors_ns: Vec<Vec<f64>>,
+    /// Logarithms of accepted default times over the baseline.
+    jitter: Vec<f64>,
+    /// The time on the budget at which the present phase ends.
+    pub phase_end: Duration,
+    /// What the last measurement cost, everything included.
+    pub sample_cost: Duration,
+    pub samples: u64,
+    pub drifts: u32,
+}
+
+impl<'a, 's> Bench<'a, 's> {
+    pub fn new(subject: &'s mut dyn Subject, task: Task<'a>, default: Admitted) -> Self {
+        let points = subject.points();
+        let floor_ns = points.iter().map(|p| subject.floor(*p).map(|d| d.as_nanos() as f64)).collect();
+        let phase_end = task.budget.limit();
+        let n = points.len();
+        Bench {
+            subject,
+            task,
+            points,
+            floor_ns,
+            default,
+            baseline_ns: Vec::new(),
+            anchors_ns: vec![Vec::new(); n],
+            jitter: Vec::new(),
+            phase_end,
+            sample_cost: Duration::ZERO,
+            samples: 0,
+            drifts: 0,
+        }
+    }
+
+    /// Whether something that costs about `cost` may start now.
+    pub fn may(&self, cost: Duration) -> Result<(), Halt> {
+        if self.task.cancel.load(Ordering::Relaxed) {
+            return Err(Halt::Cancelled);
+        }
+        if let Some(error) = self.subject.broken() {
+            return Err(Halt::Fatal(error));
+        }
+        let spent = self.task.budget.spent();
+        if spent >= self.phase_end || spent + cost > self.phase_end {
+            return Err(Halt::Budget);
+        }
+        Ok(())
+    }
+
+    /// The gate for one candidate, charged to the budget, which must afford `cost`.
+    pub fn admit(&mut self, config: &Config, cost: Duration) -> Result<Admitted, Miss> {
+        self.may(cost)?;
+        let result = self.subject.admit(config);
+        self.alive()?;
+        result.map_err(Miss::Refused)
+    }
+
+    /// One believable time at point number `p`, in nanoseconds; a suspiciously fast one is taken thrice.
+    pub fn time(&mut self, admitted: &Admitted, p: usize) -> Result<Sample, Miss> {
+        let first = self.time_once(admitted, p)?;
+        let Some(floor) = self.floor_ns[p] else { return Ok(first) };
+        let least = floor * (1.0 - self.task.policy.too_fast);
+        if first.ns >= least {
+            return Ok(first);
+        }
+        let again = [first.ns, self.time_once(admitted, p)?.ns, self.time_once(admitted, p)?.ns];
+        let ns = median(&again).expect("three numbers");
+        if ns < least {
+            return Err(Miss::Refused(Rejection::TooFast(ns)));
+        }
+        Ok(Sample { ns, ..first })
+    }
+
+    fn time_once(&mut self, admitted: &Admitted, p: usize) -> Result<Sample, Miss> {
+        self.may(self.sample_cost)?;
+        let before = self.task.budget.spent();
+        let result = self.subject.time(admitted, self.points[p]);
+        self.sample_cost = self.task.budget.spent() - before;
+        self.samples += 1;
+        self.alive()?;
+        match result {
+            Ok(s) if s.ns.is_finite() && s.ns > 0.0 && s.reps > 0 => Ok(s),
+            Ok(s) => Err(Miss::Refused(Rejection::TooFast(if s.ns.is_finite() { s.ns } else { 0.0 }))),
+            Err(rejection) => Err(Miss::Refused(rejection)),
+        }
+    }
+
+    fn alive(&self) -> Result<(), Halt> {
+        self.subject.broken().map_or(Ok(()), |e| Err(Halt::Fatal(e)))
+    }
+
+    /// One time of the default; it is trusted, so when it beats the floor, the floor is what is wrong.
+    fn time_default(&mut self, p: usize) -> Result<f64, Halt> {
+        let default = self.default.clone();
+        loop {
+            match self.time(&default, p) {
+                Ok(sample) => return Ok(sample.ns),
+                Err(Miss::Halt(h)) => return Err(h),
+                Err(Miss::Refused(Rejection::TooFast(ns))) if ns > 0.0 && self.floor_ns[p].is_some() => {
+                    self.floor_ns[p] = None;
+                }
+                Err(Miss::Refused(r)) => return Err(Halt::Fatal(default_failed(default.config(), &r))),
+            }
+        }
+    }
+
+    /// Times the default at every point; a time far from the baseline is taken thrice.
+    pub fn anchor(&mut self) -> Result<Vec<f64>, Halt> {
+        let limit = self.drift_limit();
+        let mut now = Vec::with_capacity(self.points.len());
+        for p in 0..self.points.len() {
+            let first = self.time_default(p)?;
+            let settled = (first / self.baseline_ns[p]).ln().abs() <= limit;
+            now.push(if settled {
+                first
+            } else {
+                median(&[first, self.time_default(p)?, self.time_default(p)?]).expect("three numbers")
+            });
+        }
+        Ok(now)
+    }
+
+    /// Takes the default's times into the evidence and the noise estimate.
+    pub fn accept_anchor(&mut self, anchor: &[f64]) {
+        for (p, ns) in anchor.iter().enumerate() {
+            self.anchors_ns[p].push(*ns);
+            self.jitter.push((ns / self.baseline_ns[p]).ln());
+        }
+        let old = self.jitter.len().saturating_sub(64);
+        self.jitter.drain(..old);
+    }
+
+    /// Relative spread of the default's own time.
+    pub fn noise(&self) -> f64 {
+        spread(&self.jitter).unwrap_or(0.0)
+    }
+
+    /// Change of the default's time that counts as drift: the policy's, or four times the noise where that is more.
+    pub fn drift_limit(&self) -> f64 {
+        self.task.policy.drift.max(4.0 * self.noise()).min(0.5)
+    }
+
+    /// Largest change between two anchors, signed: above 0 when `now` is slower.
+    pub fn change(now: &[f64], then: &[f64]) -> f64 {
+        let changes = now.iter().zip(then).map(|(n, t)| (n / t).ln());
+        changes.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
+    }
+
+    /// Change from the baseline.
+    pub fn change_from_baseline(&self, now: &[f64]) -> f64 {
+        Self::change(now, &self.baseline_ns)
+    }
+
+    /// Makes `anchor` the level from which drift is judged.
+    pub fn adopt(&mut self, anchor: &[f64]) {
+        self.baseline_ns = anchor.to_vec();
+    }
+
+    /// Discards `discarded` measurements, tells so, and pauses; the pause doubles with `attempt`.
+    pub fn cool(&mut self, change: f64, discarded: usize, attempt: u32) -> Result<(), Halt> {
+        self.drifts += 1;
+        self.emit(&Event::Drifted { change: change.exp() - 1.0, discarded });
+        let pause = Duration::from_millis(self.task.policy.cool_ms << attempt.min(10));
+        self.may(pause)?;
+        self.task.budget.clock().sleep(pause);
+        self.settle(self.task.policy.warm_max / 2)
+    }
+
+    /// Times the default until it is steady, for the first time or after a pause, and adopts that level the first time.
+    pub fn warm(&mut self) -> Result<(), Halt> {
+        self.settle(self.task.policy.warm_max)
+    }
+
+    fn settle(&mut self, most: usize) -> Result<(), Halt> {
+        let (start, allowance) = (self.task.budget.spent(), self.task.budget.limit().mul_f64(0.1));
+        let mut seen: Vec<Vec<f64>> = vec![Vec::new(); self.points.len()];
+        for n in 1..=most.max(3) {
+            for (p, times) in seen.iter_mut().enumerate() {
+                times.push(self.time_default(p)?);
+            }
+            let late = n >= 3 && self.task.budget.spent() - start > allowance;
+            if late || (n >= 6 && seen.iter().all(|times| is_steady(&times[n - 6..]))) {
+                break;
+            }
+        }
+        if self.baseline_ns.is_empty() {
+            let tails: Vec<&[f64]> = seen.iter().map(|t| &t[t.len().saturating_sub(6)..]).collect();
+            self.baseline_ns = tails.iter().map(|t| median(t).expect("timed at least thrice")).collect();
+            for i in 0..tails[0].len() {
+                let anchor: Vec<f64> = tails.iter().map(|t| t[i]).collect();
+                self.accept_anchor(&anchor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `ns` at every point is so close to the floor that there is nothing left to gain.
+    pub fn at_roof(&self, ns: &[f64], within: f64) -> bool {
+        self.floor_ns.iter().zip(ns).all(|(floor, ns)| floor.is_some_and(|f| *ns <= f * (1.0 + within)))
+    }
+
+    pub fn emit(&mut self, event: &Event) {
+        self.task.observer.event(event);
+    }
+
+    /// Tells how far the run is, when the rest of the search is expected to take `rest`.
+    pub fn progress(&mut self, rest: Duration) {
+        let left = rest.min(self.task.budget.left());
+        let spent_s = self.task.budget.spent().as_secs_f64();
+        self.emit(&Event::Progress { spent_s, left_s: left.as_secs_f64() });
+    }
+}
+
+/// Whether the later three of six times agree with the earlier three: within 2%, or within their own spread.
+fn is_steady(six: &[f64]) -> bool {
+    let logs: Vec<f64> = six.iter().map(|v| v.ln()).collect();
+    let (early, late) = (median(&logs[..3]), median(&logs[3..]));
+    let (Some(early), Some(late), Some(noise)) = (early, late, spread(&logs)) else { return false };
+    (late - early).abs() <= noise.max(0.02)
+}
+
+/// The error for a default that does not work: nothing can be compared without it.
+pub(crate) fn default_failed(config: &Config, rejection: &Rejection) -> Error {
+    Error::new(format!("the default config ({config}) is refused: {rejection}"))
+        .hint("the kernel or its reference is wrong, or the device is: run the op's tests; nothing was tuned")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_grow_until_the_clock_resolves_them() {
+        let mut launches = 0;
+        let s = batched(1000.0, |reps| {
+            launches += 1;
+            Ok((f64::from(reps) * 30.0 / 1000.0).floor() * 1000.0)
+        })
+        .expect("30 ns are measurable with a 1 us clock");
+        assert!((s.ns - 30.0).abs() < 0.6 && s.reps >= 1667 && launches <= 4, "{s:?} after {launches}");
+    }
+
+    #[test]
+    fn a_batch_of_nothing_is_refused() {
+        assert_eq!(batched(1.0, |_| Ok(0.0)), Err(Rejection::TooFast(0.0)));
+        assert_eq!(batched(1.0, |_| Err(Rejection::Launch("7".into()))), Err(Rejection::Launch("7".into())));
+    }
+}

@@ -1,0 +1,154 @@
+//! What a tuning run found: the choice, why, and the evidence for it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::policy::Policy;
+use crate::subject::Rejection;
+
+/// Whether the default was beaten.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The choice is faster than the default; numbers of the point at which it gains least.
+    Promoted {
+        /// Median of the default's time over the choice's.
+        ratio: f64,
+        /// Lower confidence bound of the ratio.
+        lo: f64,
+        /// Upper confidence bound of the ratio.
+        hi: f64,
+    },
+    /// No candidate cleared the margin: the default stays.
+    KeptDefault,
+    /// Too little clean data to say; the default stays.
+    Undecided(String),
+}
+
+/// Times of one candidate at one point.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// Raw samples in nanoseconds, in the order taken.
+    pub samples_ns: Vec<f64>,
+    /// Median of the samples.
+    pub median_ns: f64,
+    /// Spread of the samples, as a standard deviation.
+    pub spread_ns: f64,
+}
+
+/// One timed candidate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ranked {
+    /// The candidate.
+    pub config: Config,
+    /// The default's time over the candidate's, by medians of anchored ratios, geometric mean over points.
+    pub speedup: f64,
+    /// Times per point, in the order of `Subject::points`.
+    pub times: Vec<Times>,
+}
+
+/// A ratio to the default and its confidence bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Median of the default's time over the finalist's.
+    pub ratio: f64,
+    /// Lower bound.
+    pub lo: f64,
+    /// Upper bound.
+    pub hi: f64,
+}
+
+/// One finalist's paired comparison with the default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Final {
+    /// The finalist.
+    pub config: Config,
+    /// Paired rounds.
+    pub pairs: usize,
+    /// Interval per point; empty when there were too few pairs for one.
+    pub points: Vec<Interval>,
+    /// Whether the lower bound cleared the margin at every point.
+    pub cleared: bool,
+}
+
+/// How many candidates went where.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Combinations of parameter values.
+    pub candidates: usize,
+    /// Passed the gate, the default included.
+    pub admitted: usize,
+    /// Timed, the default included.
+    pub timed: usize,
+    /// Right but far behind, so not timed further.
+    pub dropped: usize,
+    /// Legal and never tried.
+    pub untried: usize,
+    /// Refused, by kind; candidates that were merely slow are in `dropped`.
+    pub rejected: BTreeMap<String, usize>,
+}
+
+/// The result of tuning one subject, which is also its evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What ran before.
+    pub default: Config,
+    /// What to run now; the default unless promoted.
+    pub choice: Config,
+    /// Why.
+    pub verdict: Verdict,
+    /// Timed candidates, fastest first.
+    pub ranking: Vec<Ranked>,
+    /// The paired comparisons behind the verdict.
+    pub finals: Vec<Final>,
+    /// Refused candidates with the reason.
+    pub rejected: Vec<(Config, Rejection)>,
+    /// Roofline floor per point in nanoseconds; `None` when unknown or refuted by the default.
+    pub floor_ns: Vec<Option<f64>>,
+    /// Tallies.
+    pub counts: Counts,
+    /// Timings taken in this run, anchors and discarded ones included.
+    pub samples: u64,
+    /// Relative spread of the default's own time while tuning.
+    pub noise: f64,
+    /// Times that measurements were discarded because the machine drifted.
+    pub drifts: u32,
+    /// Seconds spent.
+    pub spent_s: f64,
+    /// Whether the run ended early, by budget or by request.
+    pub partial: bool,
+    /// The rules it was measured by.
+    pub policy: Policy,
+}
+
+impl Outcome {
+    /// Share of the roofline that the choice reaches at the heaviest point with a known floor.
+    pub fn share_of_roof(&self) -> Option<f64> {
+        let chosen = self.ranking.iter().find(|r| r.config == self.choice)?;
+        let heaviest = self.floor_ns.iter().zip(&chosen.times).filter_map(|(f, t)| Some((f.as_ref()?, t.median_ns)));
+        heaviest.max_by(|a, b| a.0.total_cmp(b.0)).map(|(floor, median)| floor / median)
+    }
+
+    /// One line that a person can repeat, about the subject called `name`.
+    pub fn sentence(&self, name: &str) -> String {
+        let verdict = match &self.verdict {
+            Verdict::Promoted { ratio, lo, hi } => {
+                format!("{ratio:.2} \u{b1} {:.2} \u{d7} faster than default", 0.5 * (hi - lo))
+            }
+            Verdict::KeptDefault => "default kept".to_owned(),
+            Verdict::Undecided(why) => format!("undecided, default kept ({why})"),
+        };
+        let roof = self.share_of_roof().map(|s| format!(", {:.0}% of roofline", 100.0 * s)).unwrap_or_default();
+        let kinds: Vec<String> = self.counts.rejected.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
+        let refused = match self.counts.rejected.values().sum::<usize>() {
+            0 => "0 rejected".to_owned(),
+            n => format!("{n} rejected ({})", kinds.join(", ")),
+        };
+        let untried =
+            if self.counts.untried > 0 { format!(", {} untried", self.counts.untried) } else { String::new() };
+        let partial = if self.partial { "; stopped early" } else { "" };
+        format!("{name}: {verdict}{roof}; {} configs, {refused}{untried}{partial}", self.counts.candidates)
+    }
+}
