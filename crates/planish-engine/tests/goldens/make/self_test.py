@@ -3,7 +3,7 @@
 
   files     every model has the hash that its expected file names
   repeat    ref_numpy.py in float64 gives the stored logits again, at every position
-  modes     in each working precision, with noise that make_expected.py did not use, it passes compare_logits.py's judge
+  modes     in each working precision, with noise that the bounds were not made from, it passes compare_logits.py's judge
   faults    each planted fault below is noticed in f32 mode on every model that it can touch
 
 Run:  python self_test.py        Exit 0: all of it holds.
