@@ -7,6 +7,7 @@ pub mod backend;
 pub mod cpu;
 pub mod error;
 pub mod memory;
+pub mod system;
 
 pub use backend::{
     Backend, Call, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token,

@@ -72,7 +72,15 @@ fn native(cpu: &dyn Backend, name: &'static str, run: planish_device::Native) ->
 
 fn launch(program: &Program, args: &[&Buffer], tasks: u32, threads: u32) -> Launch {
     let args = args.iter().map(|b| b.all()).collect();
-    Launch { program: program.clone(), args, params: Params::new(Number(20)), tasks, threads, scratch_bytes: 512 }
+    Launch {
+        program: program.clone(),
+        args,
+        params: Params::new(Number(20)),
+        tasks,
+        threads,
+        scratch_bytes: 512,
+        overlap: false,
+    }
 }
 
 fn words(cpu: &Cpu, buffer: &Buffer) -> Vec<u64> {
@@ -130,6 +138,26 @@ fn launches_see_the_writes_before_them() {
     for threads in [1, 2, 4] {
         launches_see_earlier_ones(threads, 1000);
     }
+}
+
+#[test]
+fn overlapping_launches_form_groups_and_barriers_stand_between_them() {
+    let cpu = cpu(3);
+    let program = native(&cpu, "reverse_increment", reverse_increment);
+    let buffer = |init| cpu.alloc(61 * 8, init).expect("memory");
+    let (a, b, c, d) = (buffer(Init::Zero), buffer(Init::Zero), buffer(Init::Fill(0xff)), buffer(Init::Fill(0xff)));
+    let mut launches = vec![
+        launch(&program, &[&a, &c], 61, 3),
+        launch(&program, &[&b, &d], 61, 3),
+        launch(&program, &[&c, &b], 61, 3),
+        launch(&program, &[&d, &a], 61, 2),
+    ];
+    (launches[1].overlap, launches[3].overlap) = (true, true);
+    let sequence = cpu.record(&launches).expect("a good sequence");
+    for _ in 0..1000 {
+        cpu.submit(&sequence).expect("submitted");
+    }
+    assert_eq!((words(&cpu, &a), words(&cpu, &b)), (vec![2000; 61], vec![2000; 61]));
 }
 
 #[test]
@@ -256,6 +284,8 @@ fn memory_is_aligned_filled_and_adopted_in_place() {
         cpu.read(&buffer.all(), &mut out).expect("readable");
         assert!(out.iter().all(|&b| b == 0xff) && buffer.len() == bytes && buffer.0.writable());
     }
+    let filled = cpu.alloc_with(16, &mut |bytes| bytes.copy_from_slice(&[7; 16])).expect("memory");
+    assert_eq!(words(&cpu, &filled), [0x0707_0707_0707_0707; 2]);
     let host: Arc<Vec<u8>> = Arc::new((0..=255).collect());
     let adopted = cpu.adopt(host.clone(), 32..64).expect("in range");
     assert_eq!(adopted.0.host().expect("host memory").as_ptr().cast_const(), host[32..].as_ptr());

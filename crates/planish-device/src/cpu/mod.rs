@@ -4,8 +4,10 @@
 //! take part as thread 0 until the work they wait for is done.
 //! A pool of one thread, and a sequence whose launches all use one thread, therefore run inside `wait`.
 
+pub mod bandwidth;
 pub mod pages;
 mod pool;
+pub mod topology;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +18,13 @@ use crate::backend::{Backend, Identity, Launch, Limits, Native, Program, Sequenc
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
 use pages::{ALIGN, Adopted, Region};
-use pool::{MAX_LAUNCHES, MAX_THREADS, MAX_UNITS, Pool, Recorded, Scratch, Step};
+use pool::{MAX_LAUNCHES, MAX_THREADS, MAX_UNITS, Part, Pool, Recorded, Scratch, group};
+use topology::Topology;
 
 /// How to set the CPU up.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads of the pool, the waiting caller included; by default what this process may use.
+    /// Threads of the pool, the waiting caller included; by default one per physical core, within this process's share.
     pub threads: Option<u32>,
 }
 
@@ -30,6 +33,7 @@ pub struct Cpu {
     owner: u64,
     limits: Limits,
     identity: Identity,
+    topology: Topology,
     pool: Pool,
     scratch: Mutex<Arc<Scratch>>,
 }
@@ -48,7 +52,8 @@ struct NativeProgram {
 impl Cpu {
     /// Starts the pool; an error when a thread count outside 1 to 4095 is asked for or threads cannot be had.
     pub fn new(options: CpuOptions) -> Result<Cpu, Error> {
-        let threads = options.threads.unwrap_or_else(default_threads);
+        let topology = topology::probe();
+        let threads = options.threads.unwrap_or_else(|| topology.default_threads().min(MAX_THREADS));
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
@@ -58,12 +63,18 @@ impl Cpu {
         let owner = new_owner();
         let pool = Pool::new(threads)?;
         let scratch = Mutex::new(Arc::new(scratch(owner, threads, ALIGN)?));
-        Ok(Cpu { owner, limits: limits(threads), identity: identity(), pool, scratch })
+        let (limits, identity) = (limits(&topology, threads), topology.identity());
+        Ok(Cpu { owner, limits, identity, topology, pool, scratch })
     }
 
     /// Threads of the pool, the waiting caller included.
     pub fn threads(&self) -> u32 {
         self.pool.threads()
+    }
+
+    /// What this processor is and what this process may use of it.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// The pool's scratch with at least `bytes` a thread; grown here, never while a sequence runs.
@@ -75,7 +86,7 @@ impl Cpu {
         Ok(current.clone())
     }
 
-    fn step(&self, at: usize, launch: &Launch) -> Result<Step, Error> {
+    fn part(&self, at: usize, launch: &Launch) -> Result<Part, Error> {
         let name = &launch.program.name;
         let refuse = |what: String| Err(Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}")));
         let program = launch.program.inner.downcast_ref::<NativeProgram>().filter(|p| p.owner == self.owner);
@@ -91,22 +102,17 @@ impl Cpu {
             }
         }
         let grain = launch.tasks.div_ceil(MAX_UNITS);
-        let units = launch.tasks.div_ceil(grain);
-        Ok(Step {
+        Ok(Part {
             name: name.clone(),
             run: program.run,
             args: args.into(),
             params: launch.params.clone(),
             tasks: launch.tasks,
             grain,
-            units,
-            seats: launch.threads.min(self.threads()).min(units),
+            units: launch.tasks.div_ceil(grain),
+            threads: launch.threads.min(self.threads()),
         })
     }
-}
-
-fn default_threads() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(MAX_THREADS)
 }
 
 fn scratch(owner: u64, threads: u32, bytes: usize) -> Result<Scratch, Error> {
@@ -152,13 +158,19 @@ pub(crate) fn copy_out(owner: u64, from: &Slice, bytes: &mut [u8]) -> Result<(),
     Ok(())
 }
 
-fn limits(threads: u32) -> Limits {
-    let (l1_bytes, l2_bytes, llc_bytes) = (32 << 10, 512 << 10, 32 << 20);
-    Limits { backend: "cpu".into(), max_threads: threads, shared_bytes: 0, l1_bytes, l2_bytes, llc_bytes }
-}
+/// Cache sizes that constraints may rely on where the machine does not tell its own.
+const CACHES_ASSUMED: (u64, u64, u64) = (32 << 10, 512 << 10, 8 << 20);
 
-fn identity() -> Identity {
-    Identity { silicon: Default::default(), toolchain: Default::default(), label: String::new() }
+fn limits(topology: &Topology, threads: u32) -> Limits {
+    let known = |bytes: u64, assumed: u64| if bytes == 0 { assumed } else { bytes };
+    Limits {
+        backend: "cpu".into(),
+        max_threads: threads,
+        shared_bytes: 0,
+        l1_bytes: known(topology.l1_bytes, CACHES_ASSUMED.0),
+        l2_bytes: known(topology.l2_bytes, CACHES_ASSUMED.1),
+        llc_bytes: known(topology.llc_bytes, CACHES_ASSUMED.2),
+    }
 }
 
 impl Backend for Cpu {
@@ -172,6 +184,12 @@ impl Backend for Cpu {
 
     fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error> {
         Ok(Buffer(Arc::new(Region::new(self.owner, bytes, init)?)))
+    }
+
+    fn alloc_with(&self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<Buffer, Error> {
+        let mut region = Region::new(self.owner, bytes, Init::Zero)?;
+        fill(region.bytes_mut());
+        Ok(Buffer(Arc::new(region)))
     }
 
     fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error> {
@@ -205,13 +223,13 @@ impl Backend for Cpu {
             let message = format!("a sequence of {} launches: 1 to {} are possible", launches.len(), MAX_LAUNCHES - 1);
             return Err(Error::new(ErrorKind::BadLaunch, message));
         }
-        let steps: Result<Vec<Step>, Error> = launches.iter().enumerate().map(|(at, l)| self.step(at, l)).collect();
-        let steps = steps?;
+        let parts: Result<Vec<Part>, Error> = launches.iter().enumerate().map(|(at, l)| self.part(at, l)).collect();
+        let steps = group(parts?.into_iter().zip(launches.iter().map(|l| l.overlap)));
         let need = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
         let recorded = Recorded {
             owner: self.owner,
             seats: steps.iter().map(|s| s.seats).max().unwrap_or(1),
-            steps: steps.into(),
+            steps,
             scratch: self.scratch_for(need)?,
             _held: launches.iter().flat_map(|l| l.args.iter().map(|s| s.buffer.clone())).collect(),
         };

@@ -48,6 +48,12 @@ impl Region {
         }
         Ok(Region { owner, ptr, len, mapping })
     }
+
+    /// The bytes, while nobody else knows the region.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialised bytes, and the region is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
 }
 
 /// An anonymous mapping with `len` bytes from a 2 MiB boundary, on huge pages where the system has them.

@@ -10,6 +10,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
@@ -40,7 +41,7 @@ const UNITS_PER_CLOCK: u32 = 16;
 const FAILURES_KEPT: usize = 64;
 
 /// One launch, checked and bound.
-pub struct Step {
+pub struct Part {
     pub name: Arc<str>,
     pub run: Native,
     pub args: Box<[RawSlice]>,
@@ -50,8 +51,44 @@ pub struct Step {
     pub grain: u32,
     /// What is claimed: runs of `grain` tasks.
     pub units: u32,
+    /// Most threads that take part.
+    pub threads: u32,
+}
+
+/// Launches that may overlap: their units are claimed as one row, with a barrier at its end.
+pub struct Step {
+    pub parts: Box<[Part]>,
+    /// Units of all parts.
+    pub units: u32,
     /// Most threads that take part, at most `units`.
     pub seats: u32,
+}
+
+impl Step {
+    fn new(parts: Vec<Part>) -> Step {
+        let units = parts.iter().map(|p| p.units).sum();
+        Step { seats: parts[0].threads.min(units), parts: parts.into(), units }
+    }
+}
+
+/// Groups launches by `overlaps` (whether each may overlap the one before it).
+///
+/// Launches with different thread limits, or with too many units for one row, are kept apart: a barrier more is harmless.
+pub fn group(launches: impl Iterator<Item = (Part, bool)>) -> Box<[Step]> {
+    let mut steps = Vec::new();
+    let mut open: Vec<Part> = Vec::new();
+    for (part, overlaps) in launches {
+        let units: u32 = open.iter().map(|p| p.units).sum();
+        let joins = overlaps && open.last().is_some_and(|p| p.threads == part.threads);
+        if !open.is_empty() && !(joins && units + part.units <= MAX_UNITS) {
+            steps.push(Step::new(std::mem::take(&mut open)));
+        }
+        open.push(part);
+    }
+    if !open.is_empty() {
+        steps.push(Step::new(open));
+    }
+    steps.into()
 }
 
 /// A recorded sequence.
@@ -271,25 +308,38 @@ impl Shared {
     }
 
     fn run(&self, recorded: &Recorded, claim: &Claim, me: u32) {
+        let step = &recorded.steps[claim.index as usize];
+        let scratch = &recorded.scratch;
+        let ptr = scratch.base.ptr.wrapping_add(me as usize * scratch.stride);
+        let scratch = RawSlice { ptr, len: scratch.stride };
+        // Units are counted from the first part on; `skip` of them lie before the claim.
+        let (mut skip, mut take) = (step.units - claim.left, claim.take);
+        for part in &step.parts {
+            if skip >= part.units {
+                skip -= part.units;
+                continue;
+            }
+            let mine = take.min(part.units - skip);
+            self.call(part, skip..skip + mine, me, scratch);
+            take -= mine;
+            if take == 0 {
+                return;
+            }
+            skip = 0;
+        }
+    }
+
+    fn call(&self, part: &Part, units: Range<u32>, thread: u32, scratch: RawSlice) {
         if self.failed.load(Relaxed) {
             return;
         }
-        let step = &recorded.steps[claim.index as usize];
-        let first = (step.units - claim.left) * step.grain;
-        let end = first.saturating_add(claim.take.saturating_mul(step.grain)).min(step.tasks);
-        let scratch = &recorded.scratch;
-        let call = Call {
-            args: &step.args,
-            params: &step.params,
-            tasks: first..end,
-            thread: me,
-            scratch: RawSlice { ptr: scratch.base.ptr.wrapping_add(me as usize * scratch.stride), len: scratch.stride },
-        };
+        let tasks = units.start * part.grain..units.end.saturating_mul(part.grain).min(part.tasks);
+        let call = Call { args: &part.args, params: &part.params, tasks: tasks.clone(), thread, scratch };
         // SAFETY: whoever built the launch bound the arguments that the kernel documents; `_held` keeps them alive.
-        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (step.run)(&call) }));
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (part.run)(&call) }));
         if let Err(panic) = outcome {
             let text = panic_text(panic.as_ref());
-            let message = format!("{} panicked in tasks {}..{} of {}: {text}", step.name, first, end, step.tasks);
+            let message = format!("{} panicked in tasks {tasks:?} of {}: {text}", part.name, part.tasks);
             locked(&self.queue).trouble.get_or_insert(message);
             self.failed.store(true, Release);
         }

@@ -1,0 +1,212 @@
+//! Ceilings measured on this machine: read and copy bandwidth of memory, cost of a launch and of an empty sequence.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Cpu;
+use crate::backend::{Backend, Call, Launch, Native, Params, Plain, Sequence, Source};
+use crate::error::{Error, ErrorKind};
+use crate::memory::{Buffer, Init, Slice};
+
+/// Bytes a task reads or copies: its four streams are each long enough for the hardware's prefetchers.
+const TASK_BYTES: usize = 4 << 20;
+const STREAMS: usize = 4;
+/// Bounds of the buffer; between them it is eight last-level caches.
+const BUFFER_BYTES: (usize, usize) = (64 << 20, 512 << 20);
+/// Fewest passes that a median is taken of.
+const SAMPLES_MIN: u32 = 5;
+/// Launches of the sequence that a launch's cost is measured with.
+const NULL_LAUNCHES: usize = 300;
+
+/// A measured bandwidth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bandwidth {
+    /// Median over the passes, GB/s (1e9 bytes).
+    pub median: f64,
+    /// The best pass, GB/s.
+    pub best: f64,
+    /// Passes.
+    pub samples: u32,
+    /// Bytes moved in a pass; a copy counts what it reads and what it writes.
+    pub bytes: u64,
+    /// Threads that took part.
+    pub threads: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Nothing;
+// SAFETY: no bytes at all.
+unsafe impl Plain for Nothing {}
+
+/// Reads all bytes of its tasks in four streams; the sums land in argument 1 so that no read can be left out.
+unsafe fn read_stream(call: &Call<'_>) {
+    // SAFETY: argument 0 holds TASK_BYTES a task and nobody writes it.
+    let all = unsafe { call.args[0].read::<u64>() };
+    for task in call.tasks.clone() {
+        let words = TASK_BYTES / 8;
+        let part = &all[task as usize * words..][..words];
+        #[cfg(target_arch = "x86_64")]
+        let sum = if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: AVX2 was just found.
+            unsafe { sum_avx2(part) }
+        } else {
+            sum_portable(part)
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let sum = sum_portable(part);
+        // SAFETY: argument 1 holds one word a task, each written by the thread that has the task.
+        unsafe { call.args[1].write::<u64>(task as usize, 1)[0] = sum };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn sum_avx2(part: &[u64]) -> u64 {
+    sum_portable(part)
+}
+
+/// Sum of four streams, eight words (a cache line) of each at a time; the compiler makes vectors of it.
+#[inline(always)]
+fn sum_portable(part: &[u64]) -> u64 {
+    let (ab, cd) = part.split_at(part.len() / 2);
+    let ((a, b), (c, d)) = (ab.split_at(ab.len() / 2), cd.split_at(cd.len() / 2));
+    let mut sums = [[0u64; 8]; STREAMS];
+    let lines =
+        a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0).zip(c.as_chunks::<8>().0).zip(d.as_chunks::<8>().0);
+    for (((a, b), c), d) in lines {
+        for i in 0..8 {
+            sums[0][i] = sums[0][i].wrapping_add(a[i]);
+            sums[1][i] = sums[1][i].wrapping_add(b[i]);
+            sums[2][i] = sums[2][i].wrapping_add(c[i]);
+            sums[3][i] = sums[3][i].wrapping_add(d[i]);
+        }
+    }
+    sums.iter().flatten().fold(0, |sum, &x| sum.wrapping_add(x))
+}
+
+/// Copies its tasks from argument 0 to argument 1.
+unsafe fn copy_stream(call: &Call<'_>) {
+    for task in call.tasks.clone() {
+        // SAFETY: both arguments hold TASK_BYTES a task; this thread alone writes this task's part of the second.
+        unsafe {
+            let from = &call.args[0].read::<u8>()[task as usize * TASK_BYTES..][..TASK_BYTES];
+            call.args[1].write::<u8>(task as usize * TASK_BYTES, TASK_BYTES).copy_from_slice(from);
+        }
+    }
+}
+
+unsafe fn nothing(_: &Call<'_>) {}
+
+/// Bytes of a buffer that no cache of this machine holds a good part of.
+pub fn cold_bytes(cpu: &Cpu) -> usize {
+    let wanted = (cpu.limits().llc_bytes as usize).saturating_mul(8).clamp(BUFFER_BYTES.0, BUFFER_BYTES.1);
+    wanted.next_multiple_of(TASK_BYTES)
+}
+
+/// Read bandwidth of memory with `threads` threads, measured for about `budget`.
+pub fn read_gb_s(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth, Error> {
+    let bytes = cold_bytes(cpu);
+    let from = cpu.alloc(bytes, Init::Fill(1))?;
+    let tasks = bytes / TASK_BYTES;
+    let sums = cpu.alloc(tasks * 8, Init::Zero)?;
+    let sequence = sequence(cpu, "read_stream", read_stream, &[from.all(), sums.all()], tasks as u32, threads, 1)?;
+    let found = sample(cpu, &sequence, threads, bytes as u64, budget)?;
+    check_sums(cpu, &sums)?;
+    Ok(found)
+}
+
+fn check_sums(cpu: &Cpu, sums: &Buffer) -> Result<(), Error> {
+    let mut out = vec![0; sums.len()];
+    cpu.read(&sums.all(), &mut out)?;
+    let expected = (u64::from_ne_bytes([1; 8])).wrapping_mul(TASK_BYTES as u64 / 8).to_ne_bytes();
+    match out.chunks_exact(8).position(|sum| sum != expected) {
+        None => Ok(()),
+        Some(task) => {
+            Err(Error::new(ErrorKind::Poisoned, format!("the bandwidth probe read wrong bytes in task {task}")))
+        }
+    }
+}
+
+/// Copy bandwidth of memory (bytes read plus bytes written) with `threads` threads, measured for about `budget`.
+pub fn copy_gb_s(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth, Error> {
+    let bytes = (cold_bytes(cpu) / 2).next_multiple_of(TASK_BYTES);
+    let (from, to) = (cpu.alloc(bytes, Init::Fill(1))?, cpu.alloc(bytes, Init::Fill(0))?);
+    let tasks = (bytes / TASK_BYTES) as u32;
+    let sequence = sequence(cpu, "copy_stream", copy_stream, &[from.all(), to.all()], tasks, threads, 1)?;
+    sample(cpu, &sequence, threads, 2 * bytes as u64, budget)
+}
+
+/// Nanoseconds that one launch of `threads` empty tasks costs inside a sequence: median over many sequences.
+pub fn barrier_ns(cpu: &Cpu, threads: u32, budget: Duration) -> Result<f64, Error> {
+    let sequence = sequence(cpu, "nothing", nothing, &[], threads, threads, NULL_LAUNCHES)?;
+    Ok(median_ns(cpu, &sequence, budget)? / NULL_LAUNCHES as f64)
+}
+
+/// Nanoseconds from submitting one empty task to having waited for it: median over many.
+pub fn null_ns(cpu: &Cpu, budget: Duration) -> Result<f64, Error> {
+    median_ns(cpu, &sequence(cpu, "nothing", nothing, &[], 1, 1, 1)?, budget)
+}
+
+fn sequence(
+    cpu: &Cpu,
+    name: &'static str,
+    run: Native,
+    args: &[Slice],
+    tasks: u32,
+    threads: u32,
+    times: usize,
+) -> Result<Sequence, Error> {
+    let program = cpu.load(&Source::Native { name, run })?;
+    let launch = Launch {
+        program,
+        args: args.to_vec(),
+        params: Params::new(Nothing),
+        tasks,
+        threads,
+        scratch_bytes: 0,
+        overlap: false,
+    };
+    cpu.record(&vec![launch; times])
+}
+
+/// Nanoseconds of each run within `budget`, sorted; the first run, which warms up, is not among them.
+fn runs_ns(cpu: &Cpu, sequence: &Sequence, budget: Duration) -> Result<Vec<f64>, Error> {
+    cpu.time(std::slice::from_ref(sequence), 1)?;
+    let start = Instant::now();
+    let mut runs = Vec::new();
+    while runs.len() < SAMPLES_MIN as usize || start.elapsed() < budget {
+        runs.push(cpu.time(std::slice::from_ref(sequence), 1)?.ns);
+    }
+    runs.sort_by(f64::total_cmp);
+    Ok(runs)
+}
+
+fn median_ns(cpu: &Cpu, sequence: &Sequence, budget: Duration) -> Result<f64, Error> {
+    let runs = runs_ns(cpu, sequence, budget)?;
+    Ok(runs[runs.len() / 2])
+}
+
+fn sample(cpu: &Cpu, sequence: &Sequence, threads: u32, bytes: u64, budget: Duration) -> Result<Bandwidth, Error> {
+    let runs = runs_ns(cpu, sequence, budget)?;
+    let (best, median) = (bytes as f64 / runs[0], bytes as f64 / runs[runs.len() / 2]);
+    Ok(Bandwidth { median, best, samples: runs.len() as u32, bytes, threads: threads.min(cpu.threads()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuOptions;
+
+    #[test]
+    fn probes_give_plausible_numbers() {
+        let cpu = Cpu::new(CpuOptions { threads: Some(2) }).expect("two threads");
+        let short = Duration::from_millis(1);
+        for found in [read_gb_s(&cpu, 2, short).expect("measured"), copy_gb_s(&cpu, 1, short).expect("measured")] {
+            assert!(found.best >= found.median && found.median > 0.01 && found.best < 10_000.0, "{found:?}");
+            assert!(found.samples >= SAMPLES_MIN && found.bytes >= BUFFER_BYTES.0 as u64, "{found:?}");
+        }
+        let (barrier, null) = (barrier_ns(&cpu, 2, short).expect("measured"), null_ns(&cpu, short).expect("measured"));
+        assert!(barrier > 1.0 && null > 10.0, "{barrier} {null}");
+    }
+}
