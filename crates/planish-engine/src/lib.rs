@@ -1,1 +1,6 @@
 //! Models: files, tokenizer, chat template, one decoder, plan, generation, verification.
+
+pub mod error;
+pub mod gguf;
+
+pub use error::{Error, Result};
