@@ -1,5 +1,6 @@
 //! Models: files, tokenizer, chat template, one decoder, plan, generation, verification.
 
+pub mod arch;
 pub mod error;
 pub mod gguf;
 
