@@ -5,14 +5,19 @@ use crate::event::Event;
 use crate::measure::{Bench, Halt, Miss};
 use crate::outcome::{Final, Interval, Verdict};
 use crate::policy::Policy;
-use crate::stats::{median, median_bounds, trimmed_mean};
+use crate::stats::{clipped_mean, median, median_bounds};
 use crate::subject::{Admitted, Rejection};
+
+/// Farthest that one log speedup may lie from the median in the mean: a stray sample counts as 1.6 times, not as ten.
+const REACH: f64 = 0.5;
 
 /// One finalist and its paired log speedups.
 pub(crate) struct Finalist {
     pub admitted: Admitted,
     /// Logarithm of the default's time over the finalist's: per point, one per round.
     pub logs: Vec<Vec<f64>>,
+    /// Log speedups of the search, per point; they only guard the mean.
+    search_logs: Vec<Vec<f64>>,
     /// Raw times per point.
     pub ns: Vec<Vec<f64>>,
     /// Set when it failed while being timed.
@@ -24,9 +29,12 @@ pub(crate) struct Finalist {
 }
 
 impl Finalist {
-    pub fn new(admitted: Admitted, points: usize) -> Self {
-        let empty = vec![Vec::new(); points];
-        Finalist { admitted, logs: empty.clone(), ns: empty, refused: None, cleared: false, out: false }
+    /// A finalist whose times over the default's in the search were `rel`, per point.
+    pub fn new(admitted: Admitted, rel: &[Vec<f64>]) -> Self {
+        let empty = vec![Vec::new(); rel.len()];
+        let search_logs = rel.iter().map(|r| r.iter().map(|ratio| -ratio.ln()).collect()).collect();
+        let (logs, ns) = (empty.clone(), empty);
+        Finalist { admitted, logs, search_logs, ns, refused: None, cleared: false, out: false }
     }
 
     fn config(&self) -> &Config {
@@ -49,13 +57,14 @@ impl Finalist {
         self.logs.iter().map(one).collect()
     }
 
-    /// Judges the pairs so far: the bound must clear the margin at every point, and so must the trimmed mean,
-    /// because a candidate with two speeds can have a fast median and a slow mean.
+    /// Judges the pairs so far: the bound must clear the margin at every point, and so must the mean
+    /// of these pairs and the search together, because a candidate with two speeds can have a fast median.
     fn look(&mut self, policy: &Policy) {
         let Some(intervals) = self.intervals(policy.alpha_per_look()) else { return };
         let bar = 1.0 + policy.margin;
-        let mean_clears = |logs: &Vec<f64>| trimmed_mean(logs).is_some_and(|m| m.exp() >= bar);
-        if intervals.iter().all(|i| i.lo >= bar) && self.logs.iter().all(mean_clears) {
+        let mut all = self.logs.iter().zip(&self.search_logs).map(|(now, before)| [&now[..], before].concat());
+        let mean_clears = |logs: Vec<f64>| clipped_mean(&logs, REACH).is_some_and(|m| m.exp() >= bar);
+        if intervals.iter().all(|i| i.lo >= bar) && all.all(mean_clears) {
             self.cleared = true;
         } else if !self.cleared && intervals.iter().any(|i| i.hi < bar) {
             self.out = true;

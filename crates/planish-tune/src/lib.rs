@@ -11,6 +11,7 @@ mod finals;
 pub mod measure;
 pub mod outcome;
 pub mod policy;
+pub mod scripted;
 pub mod search;
 pub mod space;
 pub mod stats;

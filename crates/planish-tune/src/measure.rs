@@ -174,7 +174,7 @@ impl<'a, 's> Bench<'a, 's> {
     }
 
     /// One time of the default; it is trusted, so when it beats the floor, the floor is what is wrong.
-    fn time_default(&mut self, p: usize) -> Result<f64, Halt> {
+    pub fn time_default(&mut self, p: usize) -> Result<f64, Halt> {
         let default = self.default.clone();
         loop {
             match self.time(&default, p) {

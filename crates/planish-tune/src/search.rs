@@ -13,7 +13,7 @@ use crate::space::Space;
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Rejection, Subject};
 
-/// A candidate this many times slower than the default, twice in a row, is dropped on the spot.
+/// A candidate this many times slower than the default just before and just after it is dropped on the spot.
 const HOPELESS: f64 = 3.0;
 
 /// Most candidates that are timed past round two.
@@ -64,8 +64,10 @@ fn run(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) -> Resul
     if let Some(Halt::Fatal(error)) = judged.halt {
         return Err(error);
     }
-    if let Verdict::Undecided(_) = judged.verdict {
-        judged.choice = None;
+    let noise = bench.noise();
+    if judged.verdict == Verdict::KeptDefault && noise > bench.task.policy.drift && search.compared() {
+        let why = format!("the default's own time scatters by {:.0}%", 100.0 * noise);
+        judged.verdict = Verdict::Undecided(why);
     }
     let choice = judged.choice.clone().unwrap_or_else(|| bench.default.config().clone());
     bench.emit(&Event::Decided { choice, verdict: judged.verdict.clone() });
@@ -96,11 +98,11 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
     if bench.anchors_ns[0].is_empty() {
         return Ok(undecided("budget spent before the default was timed", Some(Halt::Budget)));
     }
-    let picks = search.finalists(bench.task.policy.finalists, bench.task.policy.margin);
+    let picks = search.finalists(bench);
     let mut finalists = Vec::new();
     for i in picks {
         match search.proof(bench, i) {
-            Ok(admitted) => finalists.push(Finalist::new(admitted, bench.points.len())),
+            Ok(admitted) => finalists.push(Finalist::new(admitted, &search.entries[i].rel)),
             Err(Miss::Refused(rejection)) => search.refuse(bench, i, rejection),
             Err(Miss::Halt(Halt::Fatal(error))) => return Err(error),
             Err(Miss::Halt(halt)) => return Ok(undecided("stopped before the finals", Some(halt))),
@@ -176,13 +178,19 @@ impl Entry {
         self.over_points(middle)
     }
 
-    /// The estimate that is kindest (`Best`) or harshest to the candidate while it has few samples.
+    /// The estimate that is kindest to the candidate while it has few samples.
     fn optimistic(&self) -> Option<f64> {
         self.over_points(kind)
     }
 
+    /// The estimate that is harshest to the candidate while it has few samples.
     fn pessimistic(&self) -> Option<f64> {
-        self.over_points(|r| if r.len() < 4 { r.iter().copied().fold(0.0, f64::max) } else { middle(r) })
+        self.over_points(harsh)
+    }
+
+    /// Time over the default's at the point where that is largest.
+    fn worst_point(&self, pick: impl Fn(&[f64]) -> f64) -> f64 {
+        self.rel.iter().filter(|r| !r.is_empty()).map(|r| pick(r)).fold(0.0, f64::max)
     }
 }
 
@@ -192,6 +200,10 @@ fn middle(r: &[f64]) -> f64 {
 
 fn kind(r: &[f64]) -> f64 {
     if r.len() < 4 { r.iter().copied().fold(f64::INFINITY, f64::min) } else { middle(r) }
+}
+
+fn harsh(r: &[f64]) -> f64 {
+    if r.len() < 4 { r.iter().copied().fold(0.0, f64::max) } else { middle(r) }
 }
 
 struct Search {
@@ -440,7 +452,7 @@ impl Search {
         let mut sample = bench.time(&admitted, p)?;
         if sample.ns > HOPELESS * base {
             let again = bench.time(&admitted, p)?;
-            if again.ns > HOPELESS * base {
+            if again.ns > HOPELESS * bench.time_default(p)?.max(base) {
                 return Err(Miss::Refused(Rejection::Slow(again.ns)));
             }
             sample = again;
@@ -477,16 +489,16 @@ impl Search {
 
     /// Drops whoever is too far behind the best, or behind the default at some point.
     fn eliminate(&mut self, bench: &mut Bench<'_, '_>) {
-        let bests = self.live().into_iter().filter_map(|i| self.entries[i].pessimistic());
-        let best = bests.fold(1.0, f64::min);
+        // A candidate that loses to the default somewhere cannot be promoted, so it sets no mark for others.
+        let sound = self.live().into_iter().filter(|&i| self.entries[i].worst_point(harsh) <= 1.0);
+        let best = sound.filter_map(|i| self.entries[i].pessimistic()).fold(1.0, f64::min);
         let policy = bench.task.policy.clone();
         let late = (policy.drop_gap / 4.0).max(3.0 * bench.noise());
         for i in self.live() {
             let e = &self.entries[i];
             let Some(mine) = e.optimistic() else { continue };
             let gap = if e.rounds() >= 4 { late } else { policy.drop_gap };
-            let worst = e.rel.iter().map(|r| kind(r)).fold(0.0, f64::max);
-            if e.rounds() >= 2 && (mine > best * (1.0 + gap) || worst > 1.0 + gap) {
+            if e.rounds() >= 2 && (mine > best * (1.0 + gap) || e.worst_point(kind) > 1.0 + gap) {
                 let slowest = e.ns.iter().filter_map(|ns| median(ns)).fold(0.0, f64::max);
                 self.refuse(bench, i, Rejection::Slow(slowest));
             }
@@ -521,8 +533,14 @@ impl Search {
     }
 
     /// Who is re-timed, in the fixed order: the fastest, then those tied with it, then the next fastest.
-    fn finalists(&self, most: usize, tie: f64) -> Vec<usize> {
-        let faster = |i: &usize| self.entries[*i].estimate().is_some_and(|e| e < 1.0);
+    ///
+    /// Whoever loses to the default somewhere cannot be promoted, so it is left out.
+    fn finalists(&self, bench: &Bench<'_, '_>) -> Vec<usize> {
+        let (most, tie) = (bench.task.policy.finalists, bench.task.policy.margin);
+        let faster = |i: &usize| {
+            let e = &self.entries[*i];
+            e.estimate().is_some_and(|e| e < 1.0) && e.worst_point(middle) <= 1.0 + bench.noise()
+        };
         let mut ranked: Vec<usize> = self.live().into_iter().filter(faster).collect();
         ranked.sort_by(|&a, &b| self.by_estimate(a, b));
         let Some(&first) = ranked.first() else { return Vec::new() };
@@ -535,6 +553,11 @@ impl Search {
         let mut picks: Vec<usize> = wanted.filter(|i| seen.insert(*i)).take(most).collect();
         picks.sort_unstable();
         picks
+    }
+
+    /// Whether any candidate was compared with the default by time.
+    fn compared(&self) -> bool {
+        self.entries.iter().any(|e| matches!(e.state, State::Live | State::Dropped))
     }
 
     fn nothing_to_judge(&self) -> Judged {

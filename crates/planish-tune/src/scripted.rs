@@ -1,0 +1,359 @@
+//! A scripted subject on a virtual clock: true times, noise, drift, wrong outputs and faults, all from one seed.
+//!
+//! It lets a policy be tested without hardware, and other crates test their handling of whatever a tuner may meet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::budget::{Clock, VirtualClock};
+use crate::config::{Config, Value};
+use crate::measure::batched;
+use crate::space::{Constraint, Param, Space};
+use crate::subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};
+
+/// How one candidate's times scatter around the truth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Noise {
+    /// Not at all.
+    #[default]
+    None,
+    /// By a factor exp(N(0, sigma)).
+    Gaussian(f64),
+    /// Gaussian, and a share of samples times a factor (above or below 1).
+    Tailed {
+        /// Spread of the bulk.
+        sigma: f64,
+        /// Share of samples in the tail.
+        share: f64,
+        /// What the tail is multiplied by.
+        factor: f64,
+    },
+}
+
+/// What one candidate does to the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// Nothing bad.
+    #[default]
+    None,
+    /// The gate finds the output wrong.
+    Wrong,
+    /// Refused by the compiler.
+    Compile,
+    /// The launch fails in the gate.
+    Launch,
+    /// The launch fails when timed.
+    LaunchTimed,
+    /// Memory runs out.
+    OutOfMemory,
+    /// A Rust panic.
+    Panic,
+    /// The process aborts.
+    Abort,
+    /// Never returns.
+    Spin,
+    /// Everything after it fails until the subject is made anew.
+    Poison,
+}
+
+/// One candidate's script.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// Its configuration.
+    pub config: Config,
+    /// True time per point in nanoseconds, caches cold.
+    pub ns: Vec<f64>,
+    /// Scatter.
+    pub noise: Noise,
+    /// Misbehaviour.
+    pub fault: Fault,
+}
+
+/// The machine that the candidates run on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Clock resolution in nanoseconds; times are cut down to whole ticks.
+    pub tick_ns: f64,
+    /// Cost of one submission in nanoseconds, outside the timed span.
+    pub overhead_ns: f64,
+    /// Cost of one gate run in nanoseconds.
+    pub admit_ns: f64,
+    /// Slowness over time: (from this nanosecond, factor), straight lines between, flat at the ends.
+    pub drift: Vec<(f64, f64)>,
+    /// Spells of slowness: (from, until, factor), in nanoseconds.
+    pub throttle: Vec<(f64, f64, f64)>,
+    /// Slowness after idling: (busy nanoseconds until full speed, factor at first, idle nanoseconds that reset it).
+    pub ramp: Option<(f64, f64, f64)>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine { tick_ns: 1.0, overhead_ns: 5e3, admit_ns: 1e6, drift: Vec::new(), throttle: Vec::new(), ramp: None }
+    }
+}
+
+/// Everything about a scripted subject, as data; a worker process can be handed one as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Script {
+    /// Seed of all randomness.
+    pub seed: u64,
+    /// Parameters and their values.
+    pub params: Vec<(String, Vec<Value>)>,
+    /// Combinations that the constraint named `legal` refuses.
+    pub illegal: Vec<Config>,
+    /// Candidates, the default first; a combination without a script is refused by the constraint `scripted`.
+    pub candidates: Vec<Candidate>,
+    /// Roofline floor per point in nanoseconds.
+    pub floor_ns: Vec<Option<f64>>,
+    /// The machine.
+    pub machine: Machine,
+}
+
+impl Script {
+    /// One parameter `V`; candidate `V=i` takes `ns[i]` at the only point, with 1% Gaussian noise; the first is the default.
+    pub fn of_times(seed: u64, ns: &[f64]) -> Self {
+        let values: Vec<Value> = (0i64..).take(ns.len()).map(Value::Int).collect();
+        let mut script = Self::of_grid(seed, vec![("V".to_owned(), values)], |_| vec![0.0]);
+        for (c, ns) in script.candidates.iter_mut().zip(ns) {
+            c.ns = vec![*ns];
+        }
+        script
+    }
+
+    /// Every combination of `params`; `truth` gives the time per point; the first value of each is the default.
+    pub fn of_grid(seed: u64, params: Vec<(String, Vec<Value>)>, truth: impl Fn(&Config) -> Vec<f64>) -> Self {
+        let mut all = vec![Config::new()];
+        for (name, values) in &params {
+            all = all.iter().flat_map(|c| values.iter().map(|v| c.clone().with(name, v.clone()))).collect();
+        }
+        let candidate = |config: Config| {
+            let ns = truth(&config);
+            Candidate { config, ns, noise: Noise::Gaussian(0.01), fault: Fault::None }
+        };
+        let candidates: Vec<Candidate> = all.into_iter().map(candidate).collect();
+        let floor_ns = vec![None; candidates[0].ns.len()];
+        Script { seed, params, illegal: Vec::new(), candidates, floor_ns, machine: Machine::default() }
+    }
+
+    /// This script with every candidate's noise replaced.
+    pub fn noise(mut self, noise: Noise) -> Self {
+        self.candidates.iter_mut().for_each(|c| c.noise = noise);
+        self
+    }
+
+    /// This script with the fault of candidate number `i` set.
+    pub fn fault(mut self, i: usize, fault: Fault) -> Self {
+        self.candidates[i].fault = fault;
+        self
+    }
+
+    /// The space that the script describes.
+    pub fn space(&self) -> Space {
+        let param = |(name, values): &(String, Vec<Value>)| Param {
+            // Parameter names are static in real spaces; a scripted one lives as long as the test process.
+            name: Box::leak(name.clone().into_boxed_str()),
+            trades: "scripted",
+            values: values.clone(),
+        };
+        let (illegal, scripted) = (self.illegal.clone(), self.candidates.clone());
+        let legal = move |c: &Config| !illegal.contains(c);
+        let known = move |c: &Config| scripted.iter().any(|s| s.config == *c);
+        Space {
+            params: self.params.iter().map(param).collect(),
+            constraints: vec![
+                Constraint { name: "legal".to_owned(), holds: Arc::new(legal) },
+                Constraint { name: "scripted".to_owned(), holds: Arc::new(known) },
+            ],
+            default: self.candidates[0].config.clone(),
+        }
+    }
+
+    /// The sampled shapes.
+    pub fn points(&self) -> Vec<Point> {
+        (0u32..).take(self.candidates[0].ns.len()).map(Point).collect()
+    }
+}
+
+/// A small generator (SplitMix64) with the two distributions that scripts need.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator; equal seeds give equal sequences.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (0, 1).
+    pub fn uniform(&mut self) -> f64 {
+        ((self.bits() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
+    }
+
+    /// Standard normal, by Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+}
+
+/// A running script.
+pub struct Scripted {
+    script: Script,
+    space: Space,
+    clock: VirtualClock,
+    rng: Rng,
+    poisoned: bool,
+    /// When the machine last finished work, and for how long it has been busy since it last idled.
+    last_busy_ns: f64,
+    busy_ns: f64,
+    /// Configurations in the order they were gated.
+    pub admitted: Vec<Config>,
+    /// Configurations in the order they were timed.
+    pub timed: Vec<Config>,
+}
+
+impl Scripted {
+    /// Runs `script` on `clock`.
+    pub fn new(script: Script, clock: VirtualClock) -> Self {
+        let (space, rng) = (script.space(), Rng::new(script.seed));
+        let (admitted, timed) = (Vec::new(), Vec::new());
+        Scripted { script, space, clock, rng, poisoned: false, last_busy_ns: 0.0, busy_ns: 0.0, admitted, timed }
+    }
+
+    fn now_ns(&self) -> f64 {
+        self.clock.now().as_nanos() as f64
+    }
+
+    fn find(&self, config: &Config) -> Result<Candidate, Rejection> {
+        if let Some(constraint) = self.space.violated(config) {
+            return Err(Rejection::Constraint(constraint));
+        }
+        let found = self.script.candidates.iter().find(|c| c.config == *config);
+        Ok(found.expect("the constraint `scripted` holds").clone())
+    }
+
+    fn healthy(&self) -> Result<(), Rejection> {
+        if self.poisoned {
+            return Err(Rejection::Launch("sticky error 700: an earlier launch failed".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// How much slower than nominal the machine is now.
+    fn slowness(&mut self) -> f64 {
+        let now = self.now_ns();
+        let m = &self.script.machine;
+        let spells = m.throttle.iter().filter(|(from, until, _)| (*from..*until).contains(&now)).map(|s| s.2);
+        let mut factor = spells.product::<f64>() * piecewise(&m.drift, now);
+        if let Some((busy_full, first, idle)) = m.ramp {
+            if now - self.last_busy_ns > idle {
+                self.busy_ns = 0.0;
+            }
+            factor *= first + (1.0 - first) * (self.busy_ns / busy_full).min(1.0);
+        }
+        factor
+    }
+
+    fn scatter(&mut self, noise: Noise) -> f64 {
+        match noise {
+            Noise::None => 1.0,
+            Noise::Gaussian(sigma) => (sigma * self.rng.normal()).exp(),
+            Noise::Tailed { sigma, share, factor } => {
+                let tail = if self.rng.uniform() < share { factor } else { 1.0 };
+                (sigma * self.rng.normal()).exp() * tail
+            }
+        }
+    }
+
+    fn spend(&mut self, ns: f64) {
+        self.clock.advance_ns(ns);
+        self.busy_ns += ns;
+        self.last_busy_ns = self.now_ns();
+    }
+}
+
+/// Value at `x` of straight lines through `knots`, flat outside them; 1 without any.
+fn piecewise(knots: &[(f64, f64)], x: f64) -> f64 {
+    let (Some(first), Some(last)) = (knots.first(), knots.last()) else { return 1.0 };
+    if x <= first.0 {
+        return first.1;
+    }
+    for pair in knots.windows(2) {
+        let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+        if x < x1 {
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
+        }
+    }
+    last.1
+}
+
+impl Subject for Scripted {
+    fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn points(&self) -> Vec<Point> {
+        self.script.points()
+    }
+
+    fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection> {
+        self.healthy()?;
+        let candidate = self.find(config)?;
+        self.spend(self.script.machine.admit_ns);
+        self.admitted.push(config.clone());
+        match candidate.fault {
+            Fault::None | Fault::LaunchTimed => Admitted::new(config.clone(), 0.5),
+            Fault::Wrong => Err(Rejection::Wrong(Wrong {
+                check: "tolerance".to_owned(),
+                case: "scripted".to_owned(),
+                error_over_bound: 40.0,
+                detail: "element 3 is 7, wanted 5".to_owned(),
+            })),
+            Fault::Compile => Err(Rejection::Compile("expected `;`".to_owned())),
+            Fault::Launch => Err(Rejection::Launch("invalid configuration".to_owned())),
+            Fault::OutOfMemory => Err(Rejection::Launch("out of memory".to_owned())),
+            Fault::Panic => panic!("scripted panic at {config}"),
+            Fault::Abort => std::process::abort(),
+            Fault::Spin => loop {
+                std::thread::sleep(Duration::from_millis(1));
+            },
+            Fault::Poison => {
+                self.poisoned = true;
+                Admitted::new(config.clone(), 0.5)
+            }
+        }
+    }
+
+    fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection> {
+        self.healthy()?;
+        let candidate = self.find(admitted.config())?;
+        self.timed.push(candidate.config.clone());
+        if candidate.fault == Fault::LaunchTimed {
+            return Err(Rejection::Launch("invalid configuration".to_owned()));
+        }
+        let (tick, overhead) = (self.script.machine.tick_ns, self.script.machine.overhead_ns);
+        let truth = candidate.ns[point.0 as usize];
+        batched(tick, |reps| {
+            let scatter = self.scatter(candidate.noise);
+            let total = truth * self.slowness() * scatter * f64::from(reps);
+            self.spend(overhead + total);
+            Ok((total / tick).floor() * tick)
+        })
+    }
+
+    fn floor(&self, point: Point) -> Option<Duration> {
+        self.script.floor_ns.get(point.0 as usize).copied().flatten().map(|ns| Duration::from_nanos(ns as u64))
+    }
+}

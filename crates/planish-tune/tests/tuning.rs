@@ -1,0 +1,415 @@
+//! The tuner on scripted subjects in virtual time: what it promotes, what it refuses, and when it stops.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use planish_tune::scripted::{Fault, Noise, Script, Scripted};
+use planish_tune::{
+    Budget, Config, Event, Observer, Outcome, Policy, Rejection, Resume, Subject, Task, Value, Verdict, VirtualClock,
+    tune,
+};
+
+fn v(i: i64) -> Config {
+    Config::new().with("V", i)
+}
+
+/// Tunes `script` with `limit` of virtual time; returns the outcome, its events and the subject.
+fn run(script: Script, limit: Duration) -> (Outcome, Vec<Event>, Scripted) {
+    run_from(script, limit, Resume::default())
+}
+
+fn run_from(script: Script, limit: Duration, resume: Resume) -> (Outcome, Vec<Event>, Scripted) {
+    let clock = VirtualClock::new();
+    let mut subject = Scripted::new(script, clock.clone());
+    let mut events = Vec::new();
+    let cancel = AtomicBool::new(false);
+    let task = Task {
+        budget: Budget::new(&clock, limit),
+        cancel: &cancel,
+        observer: &mut events,
+        resume,
+        policy: Policy::default(),
+    };
+    let outcome = tune(&mut subject, task).expect("the default works");
+    (outcome, events, subject)
+}
+
+fn long() -> Duration {
+    Duration::from_secs(600)
+}
+
+#[track_caller]
+fn check_choice(script: Script, want: i64) -> Outcome {
+    let (outcome, _, _) = run(script, long());
+    assert_eq!(outcome.choice, v(want), "{}", outcome.sentence("scripted"));
+    assert_eq!(matches!(outcome.verdict, Verdict::Promoted { .. }), want != 0, "{:?}", outcome.verdict);
+    outcome
+}
+
+fn refusal<'a>(outcome: &'a Outcome, config: &Config) -> Option<&'a Rejection> {
+    outcome.rejected.iter().find(|(c, _)| c == config).map(|(_, r)| r)
+}
+
+/// Ten equals of the default in each of 300 runs: the rate of promotion stays at or below the policy's `alpha`.
+#[test]
+fn equals_are_not_promoted() {
+    let promoted = (0..300).filter(|&seed| {
+        let (outcome, _, _) = run(Script::of_times(seed, &[1e5; 10]), long());
+        outcome.choice != v(0)
+    });
+    let count = promoted.count();
+    assert!(count as f64 <= 300.0 * Policy::default().alpha, "{count} of 300");
+    assert!(count <= 1, "the margin makes it far rarer than alpha: {count} of 300");
+}
+
+/// A candidate at exactly the margin is the worst case of the bound: even then at most `alpha`.
+#[test]
+fn a_gain_of_just_the_margin_is_promoted_at_most_at_the_stated_rate() {
+    let ns = 1e5 / 1.01;
+    let count = (0..300).filter(|&s| run(Script::of_times(s, &[1e5, ns, ns, ns]), long()).0.choice != v(0)).count();
+    assert!(count as f64 <= 300.0 * Policy::default().alpha, "{count} of 300");
+}
+
+#[test]
+fn three_percent_is_found_at_one_percent_noise_in_forty_rounds() {
+    let mut found = 0;
+    for seed in 0..200 {
+        let (outcome, _, _) = run(Script::of_times(seed, &[1e5, 1e5 / 1.03, 1.1e5, 1.02e5]), long());
+        found += usize::from(outcome.choice == v(1));
+        let most = outcome.ranking.iter().flat_map(|r| &r.times).map(|t| t.samples_ns.len());
+        let candidates = outcome.ranking.iter().filter(|r| r.config != outcome.default);
+        let rounds = candidates.flat_map(|r| &r.times).map(|t| t.samples_ns.len()).max().unwrap_or(0);
+        assert!(rounds <= 40, "{rounds} rounds, at most {:?} samples", most.max());
+    }
+    assert!(found >= 190, "{found} of 200");
+}
+
+#[test]
+fn two_permille_decides_alike_sixty_times() {
+    let choices = (0..60).map(|seed| run(Script::of_times(seed, &[1e5, 0.998e5, 1.001e5]), long()).0.choice);
+    assert!(choices.into_iter().all(|c| c == v(0)));
+}
+
+/// Three near-equal candidates, all 20% faster: the first in order is chosen every time.
+#[test]
+fn near_ties_among_winners_go_to_the_fixed_order() {
+    for seed in 0..60 {
+        check_choice(Script::of_times(seed, &[1e5, 1.3e5, 0.8e5, 0.7995e5, 0.8002e5]), 2);
+    }
+}
+
+#[test]
+fn two_runs_decide_alike_to_the_byte() {
+    let once = || serde_json::to_string(&run(Script::of_times(5, &[1e5, 0.9e5, 0.95e5]), long()).0).expect("plain");
+    assert_eq!(once(), once());
+    let back: Outcome = serde_json::from_str(&once()).expect("evidence reads back");
+    assert_eq!(serde_json::to_string(&back).expect("plain"), once());
+}
+
+#[test]
+fn lucky_samples_do_not_win() {
+    // One sample in a hundred is five times too fast, for everyone.
+    let noise = Noise::Tailed { sigma: 0.01, share: 0.01, factor: 0.2 };
+    for seed in 0..100 {
+        check_choice(Script::of_times(seed, &[1e5, 0.9e5, 1.05e5, 1.0e5, 1.1e5, 1.0e5]).noise(noise), 1);
+    }
+}
+
+#[test]
+fn a_heavy_slow_tail_hides_nothing() {
+    let noise = Noise::Tailed { sigma: 0.01, share: 0.05, factor: 4.0 };
+    let found =
+        (0..100).filter(|&s| run(Script::of_times(s, &[1e5, 0.85e5, 1e5]).noise(noise), long()).0.choice == v(1));
+    assert!(found.count() >= 95);
+}
+
+/// Fast in 70% of its runs and very slow in the rest: a fast median but a slow mean, so promotions stay within `alpha`.
+#[test]
+fn two_speeds_are_not_a_gain() {
+    let promoted = (0..200).filter(|&seed| {
+        let mut script = Script::of_times(seed, &[1e5, 0.95e5, 1e5]);
+        script.candidates[1].noise = Noise::Tailed { sigma: 0.005, share: 0.3, factor: 1.6 };
+        run(script, long()).0.choice != v(0)
+    });
+    let count = promoted.count();
+    assert!(count as f64 <= 200.0 * Policy::default().alpha, "{count} of 200");
+}
+
+#[test]
+fn a_throttle_step_is_discarded_and_measured_again() {
+    for seed in 0..20 {
+        let mut script = Script::of_times(seed, &[1e6, 0.9e6, 1.0e6, 1.02e6, 0.97e6, 1.0e6]);
+        script.machine.throttle = vec![(60e6, 300e6, 1.5), (700e6, 900e6, 1.3)];
+        let outcome = check_choice(script, 1);
+        assert!(outcome.drifts > 0);
+        let slow = outcome.ranking.iter().flat_map(|r| &r.times[0].samples_ns).filter(|ns| **ns > 1.2e6).count();
+        assert_eq!(slow, 0, "throttled samples in the evidence");
+    }
+}
+
+/// The clock drops for good: the new level is adopted after the retries, and ratios still find the winner.
+#[test]
+fn a_lasting_throttle_is_adopted() {
+    let mut script = Script::of_times(3, &[1e6, 0.9e6, 1.0e6]);
+    script.machine.throttle = vec![(30e6, 1e15, 2.0)];
+    let outcome = check_choice(script, 1);
+    assert!(outcome.drifts > 0);
+}
+
+#[test]
+fn a_machine_that_never_settles_is_undecided() {
+    let mut script = Script::of_times(3, &[1e6, 0.9e6]);
+    // Slowness swings between 1 and 2.5 every four milliseconds, for ever: anchors seldom agree.
+    script.machine.drift = (0..40_000).map(|i| (f64::from(i) * 4e6, if i % 2 == 0 { 1.0 } else { 2.5 })).collect();
+    let (outcome, _, _) = run(script, Duration::from_secs(100));
+    assert!(matches!(outcome.verdict, Verdict::Undecided(_)), "{:?}", outcome.verdict);
+    assert_eq!(outcome.choice, outcome.default);
+}
+
+#[test]
+fn slow_drift_and_a_ramp_after_idling_do_not_reorder() {
+    for seed in 0..20 {
+        let mut script = Script::of_times(seed, &[1e6, 0.94e6, 0.97e6, 1.0e6]);
+        script.machine.drift = vec![(0.0, 1.0), (5e8, 1.4)];
+        script.machine.ramp = Some((2e7, 2.0, 5e7));
+        check_choice(script, 1);
+    }
+}
+
+#[test]
+fn faster_than_physics_is_refused() {
+    let mut script = Script::of_times(1, &[1e5, 1e3, 0.9e5]);
+    script.floor_ns = vec![Some(0.5e5)];
+    let outcome = check_choice(script, 2);
+    assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::TooFast(_))), "{:?}", outcome.rejected);
+}
+
+#[test]
+fn a_floor_above_the_default_is_refuted_not_obeyed() {
+    let mut script = Script::of_times(1, &[1e5, 0.8e5]);
+    script.floor_ns = vec![Some(1.5e5)];
+    let outcome = check_choice(script, 1);
+    assert_eq!(outcome.floor_ns, [None]);
+}
+
+#[test]
+fn at_the_roof_there_is_nothing_to_search() {
+    let mut script = Script::of_times(1, &[1e5; 50]).noise(Noise::Gaussian(0.002));
+    script.floor_ns = vec![Some(0.995e5)];
+    let (outcome, _, subject) = run(script, long());
+    assert_eq!(outcome.verdict, Verdict::KeptDefault);
+    assert!(!outcome.partial);
+    assert_eq!(subject.admitted.len(), 1, "only the default was gated");
+}
+
+#[test]
+fn wrong_outputs_are_never_timed() {
+    let script = Script::of_times(1, &[1e5, 1e3, 0.9e5]).fault(1, Fault::Wrong);
+    let (outcome, _, subject) = run(script, long());
+    assert!(!subject.timed.contains(&v(1)));
+    assert_eq!(outcome.choice, v(2));
+    assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::Wrong(_))));
+    let said = outcome.sentence("op 4x4");
+    assert!(said.starts_with("op 4x4: 1.1") && said.ends_with("3 configs, 1 rejected (1 wrong)"), "{said}");
+}
+
+#[test]
+fn every_refusal_is_counted_by_kind() {
+    let mut script = Script::of_times(1, &[1e5; 9])
+        .fault(1, Fault::Wrong)
+        .fault(2, Fault::Compile)
+        .fault(3, Fault::Launch)
+        .fault(4, Fault::OutOfMemory)
+        .fault(5, Fault::LaunchTimed);
+    script.illegal = vec![v(6), v(7)];
+    let (outcome, _, _) = run(script, long());
+    let kinds: Vec<(&str, usize)> = outcome.counts.rejected.iter().map(|(k, n)| (k.as_str(), *n)).collect();
+    assert_eq!(kinds, [("compile", 1), ("constraint", 2), ("launch", 3), ("wrong", 1)]);
+    assert_eq!((outcome.counts.candidates, outcome.counts.timed, outcome.counts.untried), (9, 2, 0));
+}
+
+#[test]
+fn a_default_that_fails_is_an_error_and_nothing_is_timed() {
+    for fault in [Fault::Wrong, Fault::Launch] {
+        let clock = VirtualClock::new();
+        let mut subject = Scripted::new(Script::of_times(1, &[1e5, 0.5e5]).fault(0, fault), clock.clone());
+        let cancel = AtomicBool::new(false);
+        let task = Task {
+            budget: Budget::new(&clock, long()),
+            cancel: &cancel,
+            observer: &mut planish_tune::Silent,
+            resume: Resume::default(),
+            policy: Policy::default(),
+        };
+        let error = tune(&mut subject, task).expect_err("nothing to compare with");
+        assert!(error.to_string().contains("V=0") && error.next_step().is_some(), "{error}");
+        assert!(subject.timed.is_empty());
+    }
+}
+
+#[test]
+fn a_coarse_clock_is_batched_over() {
+    let mut script = Script::of_times(1, &[30.0, 20.0, 31.0]);
+    script.machine.tick_ns = 1000.0;
+    check_choice(script, 1);
+}
+
+#[test]
+fn the_budget_holds_to_within_one_measurement() {
+    for ms in [0, 1, 5, 20, 100, 400, 1000, 3000] {
+        let limit = Duration::from_millis(ms);
+        let mut script = Script::of_times(9, &[1e6; 200]).noise(Noise::Gaussian(0.01));
+        script.candidates[150].ns = vec![0.5e6];
+        let (outcome, _, _) = run(script, limit);
+        let over = outcome.spent_s - limit.as_secs_f64();
+        assert!(over <= 2.1e-3, "{ms} ms budget overrun by {over} s");
+        assert_eq!(outcome.counts.untried > 0 || outcome.partial, ms < 3000, "{ms}: {}", outcome.sentence("x"));
+    }
+}
+
+#[test]
+fn too_little_data_is_undecided() {
+    // Enough to search, not enough for the eight pairs that a bound needs.
+    let mut script = Script::of_times(1, &[3e8, 1e8]);
+    script.machine.admit_ns = 1e6;
+    let (outcome, _, _) = run(script, Duration::from_secs(12));
+    assert!(matches!(outcome.verdict, Verdict::Undecided(_)), "{:?}", outcome.verdict);
+    assert!(outcome.partial && outcome.choice == v(0));
+    assert_eq!(outcome.ranking[0].config, v(1), "the evidence still shows who led");
+}
+
+/// Raises the flag at the n-th measurement and counts what comes after.
+struct CancelAt<'a> {
+    flag: &'a AtomicBool,
+    at: usize,
+    seen: usize,
+}
+
+impl Observer for CancelAt<'_> {
+    fn event(&mut self, event: &Event) {
+        if matches!(event, Event::Measured { .. } | Event::Paired { .. }) {
+            self.seen += 1;
+            if self.seen == self.at {
+                self.flag.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[test]
+fn cancel_stops_within_one_measurement() {
+    for at in [1, 2, 7, 20] {
+        let clock = VirtualClock::new();
+        let mut subject = Scripted::new(Script::of_times(2, &[1e5, 0.9e5, 0.95e5, 1e5]), clock.clone());
+        let cancel = AtomicBool::new(false);
+        let mut observer = CancelAt { flag: &cancel, at, seen: 0 };
+        let task = Task {
+            budget: Budget::new(&clock, long()),
+            cancel: &cancel,
+            observer: &mut observer,
+            resume: Resume::default(),
+            policy: Policy::default(),
+        };
+        let outcome = tune(&mut subject, task).expect("the default works");
+        assert!(outcome.partial, "at {at}: {:?}", outcome.verdict);
+        // A paired round reports its (up to three) finalists together.
+        assert!(observer.seen <= at + 2, "at {at}: {} seen", observer.seen);
+        if at == 7 {
+            assert!(matches!(&outcome.verdict, Verdict::Undecided(why) if why.contains("cancelled")));
+            assert!(outcome.ranking.len() > 1, "the best so far is shown");
+        }
+    }
+}
+
+/// A log cut anywhere resumes: nothing measured is measured again, and the decision is the same.
+#[test]
+fn an_interrupted_run_resumes_from_its_log() {
+    let script = || Script::of_times(4, &[1e5, 0.9e5, 1.2e5, 1.6e5, 1e5, 0.97e5]).fault(4, Fault::Wrong);
+    let (whole, events, full) = run(script(), long());
+    assert_eq!(whole.choice, v(1));
+    for cut in [events.len() / 4, events.len() / 2, events.len() * 9 / 10] {
+        let mut resume = Resume::default();
+        events[..cut].iter().for_each(|e| resume.absorb(e));
+        let json = serde_json::to_string(&resume).expect("plain");
+        let resume: Resume = serde_json::from_str(&json).expect("reads back");
+        let refused = resume.rejected.iter().any(|(c, _)| *c == v(4));
+        let (outcome, _, subject) = run_from(script(), long(), resume);
+        assert_eq!(outcome.choice, v(1), "cut at {cut}");
+        assert_eq!(subject.admitted.contains(&v(4)), !refused, "cut at {cut}");
+        assert!(subject.timed.len() < full.timed.len(), "cut at {cut}");
+    }
+}
+
+/// A candidate must gain at every point of the bucket, not on average.
+#[test]
+fn a_loss_at_one_point_blocks_promotion() {
+    let values: Vec<Value> = (0..3).map(Value::Int).collect();
+    let truth = |c: &Config| match c.int("V") {
+        Some(1) => vec![0.5e5, 1.1e5, 0.5e5],
+        Some(2) => vec![0.95e5, 0.94e5, 0.93e5],
+        _ => vec![1e5; 3],
+    };
+    let outcome = check_choice(Script::of_grid(1, vec![("V".to_owned(), values)], truth), 2);
+    let Verdict::Promoted { ratio, lo, hi } = outcome.verdict else { panic!("promoted") };
+    assert!((1.04..1.065).contains(&ratio) && lo <= ratio && ratio <= hi, "the least gain: {lo} {ratio} {hi}");
+}
+
+/// A grid of 4096 with one smooth valley: a tenth of it is tried and the pick is within 1% of the best.
+#[test]
+fn a_large_space_is_not_walked_to_the_end() {
+    let values: Vec<Value> = (0..8).map(Value::Int).collect();
+    let params: Vec<_> = ["A", "B", "C", "D"].iter().map(|n| ((*n).to_owned(), values.clone())).collect();
+    let truth = |c: &Config| {
+        let term = |name, best: i64| (c.int(name).expect("a number") - best).pow(2) as f64;
+        vec![1e5 * (1.0 + 0.02 * (term("A", 5) + term("B", 2) + term("C", 6) + term("D", 1)))]
+    };
+    for seed in 0..3 {
+        let (outcome, _, subject) = run(Script::of_grid(seed, params.clone(), truth), Duration::from_secs(6000));
+        let regret = truth(&outcome.choice)[0] / 1e5 - 1.0;
+        assert!(regret <= 0.021, "regret {regret}: {}", outcome.sentence("grid"));
+        assert!(subject.admitted.len() <= 410, "{} admitted", subject.admitted.len());
+        assert!(!outcome.partial && outcome.counts.untried > 3600);
+    }
+}
+
+/// Risky candidates come last, whatever their distance from the default.
+#[test]
+fn the_safe_come_first() {
+    struct Risky(Scripted);
+    impl Subject for Risky {
+        fn space(&self) -> &planish_tune::Space {
+            self.0.space()
+        }
+        fn points(&self) -> Vec<planish_tune::Point> {
+            self.0.points()
+        }
+        fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
+            self.0.admit(config)
+        }
+        fn time(
+            &mut self,
+            admitted: &planish_tune::Admitted,
+            point: planish_tune::Point,
+        ) -> Result<planish_tune::Sample, Rejection> {
+            self.0.time(admitted, point)
+        }
+        fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
+            self.0.floor(point)
+        }
+        fn risk(&self, config: &Config) -> u32 {
+            u32::from(config.int("V") == Some(1))
+        }
+    }
+    let clock = VirtualClock::new();
+    let mut subject = Risky(Scripted::new(Script::of_times(1, &[1e5; 5]), clock.clone()));
+    let cancel = AtomicBool::new(false);
+    let task = Task {
+        budget: Budget::new(&clock, long()),
+        cancel: &cancel,
+        observer: &mut planish_tune::Silent,
+        resume: Resume::default(),
+        policy: Policy::default(),
+    };
+    tune(&mut subject, task).expect("the default works");
+    assert_eq!(subject.0.admitted, [v(0), v(2), v(3), v(4), v(1)]);
+}
