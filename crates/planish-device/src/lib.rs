@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod cpu;
 pub mod error;
+pub mod fake;
 pub mod memory;
 pub mod system;
 
@@ -14,4 +15,5 @@ pub use backend::{
 };
 pub use cpu::{Cpu, CpuOptions};
 pub use error::{Error, ErrorKind};
+pub use fake::Fake;
 pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};

@@ -18,6 +18,7 @@ use crate::backend::{Backend, Identity, Launch, Limits, Native, Program, Sequenc
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
 use pages::{ALIGN, Adopted, Region};
+pub(crate) use pool::panic_text;
 use pool::{MAX_LAUNCHES, MAX_THREADS, MAX_UNITS, Part, Pool, Recorded, Scratch, group};
 use topology::Topology;
 
