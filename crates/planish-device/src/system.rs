@@ -46,3 +46,18 @@ pub fn governor() -> Governor {
     let no_turbo = text("intel_pstate/no_turbo").map(|t| t == "0");
     Governor { name: text("cpu0/cpufreq/scaling_governor"), boost: boost.or(no_turbo) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_counts_what_was_touched() {
+        let before = peak_rss_bytes().expect("known on this system");
+        let touched = std::hint::black_box(vec![1u8; 256 << 20]);
+        let after = peak_rss_bytes().expect("known on this system");
+        drop(touched);
+        assert!(after >= 256 << 20 && after >= before, "{before} {after}");
+        assert!(load_average().is_some_and(|l| l.iter().all(|x| *x >= 0.0)));
+    }
+}

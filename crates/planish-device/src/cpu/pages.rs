@@ -192,3 +192,45 @@ pub fn prefault(bytes: &[u8]) {
         unsafe { std::ptr::read_volatile(&page[0]) };
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    /// File pages that are in memory for this process, kB.
+    fn resident_kb() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("readable");
+        let line = status.lines().find_map(|l| l.strip_prefix("RssFile:")).expect("known field");
+        line.trim().trim_end_matches("kB").trim().parse().expect("a number")
+    }
+
+    #[test]
+    fn released_file_pages_come_back_with_their_contents() {
+        let path = std::env::temp_dir().join(format!("planish-release-{}", std::process::id()));
+        let contents: Vec<u8> = (0..32u32 << 20).map(|i| (i / 4096 + i) as u8).collect();
+        std::fs::write(&path, &contents).expect("written");
+        let file = std::fs::File::open(&path).expect("opened");
+        let fd = file.as_raw_fd();
+        // SAFETY: a fresh private mapping of a file that nobody changes; its whole length is there.
+        let bytes = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), contents.len(), libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            std::slice::from_raw_parts(at.cast::<u8>(), contents.len())
+        };
+        will_need(&bytes[5..]);
+        prefault(bytes);
+        let before = resident_kb();
+        // SAFETY: `bytes` is a read-only mapping of a file.
+        let released = unsafe { release(&bytes[100..contents.len() - 100]) };
+        let after = resident_kb();
+        assert_eq!(released, contents.len() - 2 * page_bytes(), "the first and last page are not whole");
+        assert!(before > after + (24 << 10), "{before} kB before, {after} kB after");
+        assert!(bytes == contents);
+        // SAFETY: within one page no whole page lies, so nothing happens.
+        assert_eq!(unsafe { release(&bytes[1..page_bytes()]) }, 0);
+        // SAFETY: mapped above and not used after this.
+        unsafe { libc::munmap(bytes.as_ptr().cast_mut().cast(), bytes.len()) };
+        std::fs::remove_file(path).expect("removed");
+    }
+}
