@@ -1,1 +1,7 @@
 //! The op table: specification, reference, space, cost, cases and kernels of every op; quantised block formats.
+
+pub mod cpu;
+mod error;
+pub mod quant;
+
+pub use error::Error;

@@ -1,0 +1,88 @@
+//! A quick proof that an instruction set's kernels work on this machine, before the first of them is used.
+
+use super::{BLOCK, BlockMeta, Class, Knobs, Layout, MatmulArgs, Store, Variant, X, quantize, variants};
+use crate::Error;
+use crate::cpu::isa::Isa;
+
+/// Rows, columns and tokens of the check: odd edges for every tile shape.
+const ROWS: usize = 37;
+const COLS: usize = 512;
+const TOKENS: usize = 7;
+
+/// Compares every kernel of `isa` with the portable one on random weights; the bits must be equal.
+pub fn self_check(isa: Isa) -> Result<(), Error> {
+    if !isa.is_supported() {
+        return Err(Error::new(format!("self-check: this processor has no {isa}")));
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u32
+    };
+    let x: Vec<f32> = (0..TOKENS * COLS).map(|_| random() as i32 as f32 / 2f32.powi(30)).collect();
+    for record in &crate::quant::TYPES {
+        let layout = Layout::of(record.weight, ROWS, COLS)?;
+        let mut source: Vec<u8> = (0..ROWS * layout.row_bytes()).map(|_| random() as u8).collect();
+        if record.weight.is_float() {
+            tame_floats(record.block_bytes, &mut source);
+        }
+        let mut packed = vec![0; layout.packed_bytes()];
+        layout.pack_rows(&source, 0, &mut packed);
+        for class in [Class::F32, Class::Int8] {
+            check_class(isa, class, layout, &packed, &x)?;
+        }
+    }
+    Ok(())
+}
+
+/// Clears the top exponent bit so that no sum is infinite.
+fn tame_floats(bytes: usize, source: &mut [u8]) {
+    for element in source.chunks_exact_mut(bytes) {
+        element[bytes - 1] &= 0xbf;
+    }
+}
+
+fn check_class(isa: Isa, class: Class, layout: Layout, packed: &[u8], x: &[f32]) -> Result<(), Error> {
+    let of = |isa: Isa| variants().iter().filter(move |v| (v.isa, v.class, v.weight) == (isa, class, layout.weight()));
+    let Some(portable) = of(Isa::Portable).next() else { return Ok(()) };
+    let expected = outputs(portable, layout, packed, x)?;
+    for variant in of(isa) {
+        let got = outputs(variant, layout, packed, x)?;
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        if let Some(i) = expected.iter().zip(&got).position(|pair| !same(pair)) {
+            return Err(Error::new(format!(
+                "self-check: {} gives {:e} for row {} of token {}, the portable kernel {:e}",
+                variant.name(),
+                got[i],
+                i % ROWS,
+                i / ROWS,
+                expected[i]
+            ))
+            .with_hint("choose another instruction set"));
+        }
+    }
+    Ok(())
+}
+
+fn outputs(variant: &Variant, layout: Layout, packed: &[u8], x: &[f32]) -> Result<Vec<f32>, Error> {
+    let (mut q, mut meta) = (vec![0; x.len()], vec![BlockMeta::default(); x.len() / BLOCK]);
+    quantize(variant.isa, x, &mut q, &mut meta);
+    let mut out = vec![f32::NAN; TOKENS * ROWS];
+    let args = MatmulArgs {
+        layout,
+        weights: packed,
+        x: if variant.class == Class::F32 { X::F32(x) } else { X::Int8 { q: &q, meta: &meta } },
+        tokens: TOKENS,
+        out: out.as_mut_ptr(),
+        out_stride: ROWS,
+        bias: None,
+        store: Store::Set,
+        knobs: Knobs::default(),
+    };
+    args.check(variant)?;
+    // SAFETY: the check passed and `out` holds `TOKENS` rows of `ROWS`, touched by this thread only.
+    unsafe { (variant.run)(&args, 0..ROWS) };
+    Ok(out)
+}
