@@ -170,12 +170,12 @@ fn a_busy_co_tenant_delays_but_breaks_nothing() {
         })
         .collect();
     let start = Instant::now();
-    launches_see_earlier_ones(2, 200);
-    every_task_once(2, 30);
+    launches_see_earlier_ones(2, 100);
+    every_task_once(2, 15);
     let took = start.elapsed();
     stop.store(true, Relaxed);
     spinners.into_iter().for_each(|s| s.join().expect("a spinner does not panic"));
-    assert!(took < Duration::from_secs(20), "4000 launches beside two spinners took {took:?}");
+    assert!(took < Duration::from_secs(20), "2000 launches beside two spinners took {took:?}");
 }
 
 #[test]

@@ -110,7 +110,9 @@ pub fn read_gb_s(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth,
     let from = cpu.alloc(bytes, Init::Fill(1))?;
     let tasks = bytes / TASK_BYTES;
     let sums = cpu.alloc(tasks * 8, Init::Zero)?;
-    let sequence = sequence(cpu, "read_stream", read_stream, &[from.all(), sums.all()], tasks as u32, threads, 1)?;
+    let args = [from.all(), sums.all()];
+    let probe = Probe { name: "read_stream", run: read_stream, args: &args, tasks: tasks as u32, threads };
+    let sequence = probe.record(cpu, 1)?;
     let found = sample(cpu, &sequence, threads, bytes as u64, budget)?;
     check_sums(cpu, &sums)?;
     Ok(found)
@@ -133,41 +135,46 @@ pub fn copy_gb_s(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth,
     let bytes = (cold_bytes(cpu) / 2).next_multiple_of(TASK_BYTES);
     let (from, to) = (cpu.alloc(bytes, Init::Fill(1))?, cpu.alloc(bytes, Init::Fill(0))?);
     let tasks = (bytes / TASK_BYTES) as u32;
-    let sequence = sequence(cpu, "copy_stream", copy_stream, &[from.all(), to.all()], tasks, threads, 1)?;
+    let args = [from.all(), to.all()];
+    let sequence = Probe { name: "copy_stream", run: copy_stream, args: &args, tasks, threads }.record(cpu, 1)?;
     sample(cpu, &sequence, threads, 2 * bytes as u64, budget)
 }
 
 /// Nanoseconds that one launch of `threads` empty tasks costs inside a sequence: median over many sequences.
 pub fn barrier_ns(cpu: &Cpu, threads: u32, budget: Duration) -> Result<f64, Error> {
-    let sequence = sequence(cpu, "nothing", nothing, &[], threads, threads, NULL_LAUNCHES)?;
+    let probe = Probe { name: "nothing", run: nothing, args: &[], tasks: threads, threads };
+    let sequence = probe.record(cpu, NULL_LAUNCHES)?;
     Ok(median_ns(cpu, &sequence, budget)? / NULL_LAUNCHES as f64)
 }
 
 /// Nanoseconds from submitting one empty task to having waited for it: median over many.
 pub fn null_ns(cpu: &Cpu, budget: Duration) -> Result<f64, Error> {
-    median_ns(cpu, &sequence(cpu, "nothing", nothing, &[], 1, 1, 1)?, budget)
+    let probe = Probe { name: "nothing", run: nothing, args: &[], tasks: 1, threads: 1 };
+    median_ns(cpu, &probe.record(cpu, 1)?, budget)
 }
 
-fn sequence(
-    cpu: &Cpu,
+/// A probe's launch without the parts that all probes share.
+struct Probe<'a> {
     name: &'static str,
     run: Native,
-    args: &[Slice],
+    args: &'a [Slice],
     tasks: u32,
     threads: u32,
-    times: usize,
-) -> Result<Sequence, Error> {
-    let program = cpu.load(&Source::Native { name, run })?;
-    let launch = Launch {
-        program,
-        args: args.to_vec(),
-        params: Params::new(Nothing),
-        tasks,
-        threads,
-        scratch_bytes: 0,
-        overlap: false,
-    };
-    cpu.record(&vec![launch; times])
+}
+
+impl Probe<'_> {
+    fn record(&self, cpu: &Cpu, times: usize) -> Result<Sequence, Error> {
+        let launch = Launch {
+            program: cpu.load(&Source::Native { name: self.name, run: self.run })?,
+            args: self.args.to_vec(),
+            params: Params::new(Nothing),
+            tasks: self.tasks,
+            threads: self.threads,
+            scratch_bytes: 0,
+            overlap: false,
+        };
+        cpu.record(&vec![launch; times])
+    }
 }
 
 /// Nanoseconds of each run within `budget`, sorted; the first run, which warms up, is not among them.

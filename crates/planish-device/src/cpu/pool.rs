@@ -33,8 +33,8 @@ pub const MAX_LAUNCHES: usize = 1 << 24;
 
 /// Spinning at the end of a launch before parking: long against a fair launch, short against a scheduler's time slice.
 const BARRIER_SPIN: Duration = Duration::from_micros(50);
-/// Bounds of the spin between two sequences; it doubles when work came in time and halves when it did not.
-const IDLE_SPIN: (Duration, Duration) = (Duration::from_micros(10), Duration::from_micros(200));
+/// Spin between two sequences: the long one while pauses are shorter than it, as between two tokens, else the short one.
+const IDLE_SPIN: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(200));
 /// Units that a helping caller works off between two looks at the clock.
 const UNITS_PER_CLOCK: u32 = 16;
 /// Failures kept for callers that never ask.
@@ -403,14 +403,14 @@ impl Shared {
         true
     }
 
-    /// Spins, then parks, until there is work or `enough`; gives up at `deadline`. Whether the spin sufficed.
-    fn idle(&self, me: u32, spin: Duration, enough: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
+    /// Spins, then parks, until there is work or `enough`; gives up at `deadline`. How long that took.
+    fn idle(&self, me: u32, spin: Duration, enough: &dyn Fn() -> bool, deadline: Option<Instant>) -> Duration {
         let start = Instant::now();
         let ready = || self.claimable() || enough();
         loop {
             for _ in 0..32 {
                 if ready() {
-                    return true;
+                    return start.elapsed();
                 }
                 std::hint::spin_loop();
             }
@@ -432,7 +432,7 @@ impl Shared {
         if slot.parked.swap(false, SeqCst) {
             self.awake.0.fetch_add(1, SeqCst);
         }
-        false
+        start.elapsed()
     }
 
     fn worker(&self, me: u32) {
@@ -445,10 +445,9 @@ impl Shared {
             }
             if self.word.0.load(Relaxed) != 0 {
                 self.idle(me, BARRIER_SPIN, &stop, None);
-            } else if self.idle(me, patience, &stop, None) {
-                patience = (patience * 2).min(IDLE_SPIN.1);
             } else {
-                patience = (patience / 2).max(IDLE_SPIN.0);
+                let pause = self.idle(me, patience, &stop, None);
+                patience = if pause < IDLE_SPIN.1 { IDLE_SPIN.1 } else { IDLE_SPIN.0 };
             }
         }
         self.awake.0.fetch_sub(1, SeqCst);
