@@ -201,6 +201,9 @@ struct Shared {
     helper: AtomicBool,
     /// Callers that wait without helping.
     watchers: AtomicU32,
+    /// When the last sequence started, nanoseconds after `born`.
+    started_ns: AtomicU64,
+    born: Instant,
     slots: Box<[Padded<Slot>]>,
     queue: Mutex<Queue>,
     done: Condvar,
@@ -220,6 +223,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     fn threads(&self) -> u32 {
         self.slots.len() as u32
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.born.elapsed().as_nanos() as u64
     }
 
     fn claimable(&self) -> bool {
@@ -370,6 +377,7 @@ impl Shared {
 
     fn start(&self, queue: &mut Queue, token: u64, recorded: Arc<Recorded>) {
         self.failed.store(false, Relaxed);
+        self.started_ns.store(self.now_ns(), Relaxed);
         self.current.store(Arc::as_ptr(&recorded).cast_mut(), Relaxed);
         let word = Word::open(0, &recorded.steps[0]);
         let wanted = recorded.seats - 1;
@@ -403,14 +411,14 @@ impl Shared {
         true
     }
 
-    /// Spins, then parks, until there is work or `enough`; gives up at `deadline`. How long that took.
-    fn idle(&self, me: u32, spin: Duration, enough: &dyn Fn() -> bool, deadline: Option<Instant>) -> Duration {
+    /// Spins, then parks, until there is work or `enough`; gives up at `deadline`.
+    fn idle(&self, me: u32, spin: Duration, enough: &dyn Fn() -> bool, deadline: Option<Instant>) {
         let start = Instant::now();
         let ready = || self.claimable() || enough();
         loop {
             for _ in 0..32 {
                 if ready() {
-                    return start.elapsed();
+                    return;
                 }
                 std::hint::spin_loop();
             }
@@ -432,7 +440,6 @@ impl Shared {
         if slot.parked.swap(false, SeqCst) {
             self.awake.0.fetch_add(1, SeqCst);
         }
-        start.elapsed()
     }
 
     fn worker(&self, me: u32) {
@@ -444,9 +451,13 @@ impl Shared {
                 continue;
             }
             if self.word.0.load(Relaxed) != 0 {
-                self.idle(me, BARRIER_SPIN, &stop, None);
+                // The end of the sequence begins a pause, which has its own, longer spin.
+                self.idle(me, BARRIER_SPIN, &|| stop() || self.word.0.load(SeqCst) == 0, None);
             } else {
-                let pause = self.idle(me, patience, &stop, None);
+                let began = self.now_ns();
+                self.idle(me, patience, &stop, None);
+                // Counted to the arrival of work: this thread may have got its core back long after.
+                let pause = Duration::from_nanos(self.started_ns.load(Relaxed).saturating_sub(began));
                 patience = if pause < IDLE_SPIN.1 { IDLE_SPIN.1 } else { IDLE_SPIN.0 };
             }
         }
@@ -516,6 +527,8 @@ impl Pool {
             stop: AtomicBool::new(false),
             helper: AtomicBool::new(false),
             watchers: AtomicU32::new(0),
+            started_ns: AtomicU64::new(0),
+            born: Instant::now(),
             slots: (0..threads).map(slot).collect(),
             queue: Mutex::new(queue),
             done: Condvar::new(),
