@@ -1,2 +1,78 @@
-//! The `planish` command: flags, reports, progress.
-fn main() {}
+//! The `planish` command: parses flags, runs one command, turns its outcome into an exit code.
+
+mod cmd;
+mod fetch;
+mod hint;
+mod home;
+mod interrupt;
+mod presets;
+mod report;
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Makes LLM kernels fast on the machine they run on, and proves it.
+#[derive(Parser)]
+#[command(name = "planish", version, max_term_width = 100, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "Exit codes: 0 done, 1 it ran but the answer is no, 2 it could not run, 130 interrupted.\n\
+    Files live in PLANISH_HOME, else XDG_CACHE_HOME/planish, else ~/.cache/planish.";
+
+/// Flags that every command takes.
+#[derive(Args)]
+struct Global {
+    /// Print the report as JSON on standard output
+    #[arg(long, global = true)]
+    json: bool,
+    /// Say nothing on standard error but errors
+    #[arg(long, global = true)]
+    quiet: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Info(cmd::info::InfoArgs),
+    Pull(cmd::pull::PullArgs),
+    Completions(cmd::completions::CompletionsArgs),
+}
+
+/// How a command that could run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It did what was asked.
+    Done,
+}
+
+fn main() -> ExitCode {
+    interrupt::install();
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Err(error) if error.is::<report::Closed>() => ExitCode::SUCCESS,
+        Err(_) if interrupt::requested() => {
+            ui::say("interrupted");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            ui::say_error(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<Outcome> {
+    let ui = ui::Ui { quiet: cli.global.quiet, json: cli.global.json };
+    match &cli.command {
+        Command::Info(args) => cmd::info::run(args, ui),
+        Command::Pull(args) => cmd::pull::run(args, ui),
+        Command::Completions(args) => cmd::completions::run(args),
+    }
+}

