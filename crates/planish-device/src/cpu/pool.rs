@@ -80,7 +80,7 @@ pub fn group(launches: impl Iterator<Item = (Part, bool)>) -> Box<[Step]> {
     for (part, overlaps) in launches {
         let units: u32 = open.iter().map(|p| p.units).sum();
         let joins = overlaps && open.last().is_some_and(|p| p.threads == part.threads);
-        if !open.is_empty() && !(joins && units + part.units <= MAX_UNITS) {
+        if !(open.is_empty() || joins && units + part.units <= MAX_UNITS) {
             steps.push(Step::new(std::mem::take(&mut open)));
         }
         open.push(part);
