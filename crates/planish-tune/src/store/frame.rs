@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::Error;
-use super::record::sum128;
+use super::record::{clip, sum128};
 
 /// Version of the line layout; a line of another version is left alone, never rewritten or dropped.
 pub(super) const SCHEMA: u32 = 1;
@@ -120,12 +120,18 @@ pub(super) fn decode(line: &[u8]) -> Result<Framed<'_>, Fault> {
     Ok(Framed { kind, sum: expected, body })
 }
 
+/// The value of one line of JSON, or a short message that begins with the field where reading stopped.
+pub(super) fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|e| {
+        let before = text.get(..e.column()).unwrap_or(text);
+        let name = before.rsplit_once("\":").and_then(|(head, _)| head.rsplit_once('"')).map(|(_, name)| name);
+        format!("{}: {}", clip(name.unwrap_or("first field")), e.to_string().chars().take(160).collect::<String>())
+    })
+}
+
 /// The record of a framed body.
 pub(super) fn parse<T: DeserializeOwned>(framed: &Framed<'_>) -> Result<T, Fault> {
-    serde_json::from_str(framed.body).map_err(|e| {
-        let what: String = e.to_string().chars().take(160).collect();
-        Fault::damaged(format!("{}: {what}", framed.kind.name()))
-    })
+    from_json(framed.body).map_err(|what| Fault::damaged(format!("{}: {what}", framed.kind.name())))
 }
 
 /// One line as the reader saw it.

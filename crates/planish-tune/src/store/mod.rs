@@ -5,18 +5,29 @@
 //! among records of one key is a total order. Nothing here can fail a launch: damage costs the damaged record and a
 //! warning, and a directory that cannot be written leaves the store working from memory.
 
+mod compact;
 mod error;
 mod frame;
+mod inspect;
+mod lock;
 mod open;
 mod record;
 mod shard;
 mod snapshot;
+mod transfer;
 
+pub use compact::{Apply, Compacted, Prune, Pruned, compact, prune};
 pub use error::{Error, Warning};
 pub use frame::Kind;
+pub use inspect::{Considered, Explained, Listed, Shown, Verified, list, show, verify, why};
+pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question, parse_pin};
 pub use open::{Layers, Saved, Store};
 pub use record::{Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
+pub use transfer::{
+    Added, Contents, Difference, EXPORT_BYTES_MAX, EXPORT_RECORDS_MAX, Export, diff, export, import, merge,
+    parse_export,
+};
 
 #[cfg(test)]
 mod tests;

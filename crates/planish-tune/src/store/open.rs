@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::{Error, Warning};
+use super::compact::publish_shard;
+use super::error::{Error, Warning, io_error};
 use super::frame::{self, Kind};
 use super::record::{Choice, Evidence, Identity, Key, Source};
 use super::shard::{self, ShardWriter};
@@ -50,6 +51,14 @@ pub struct Store {
     warnings_dropped: u64,
 }
 
+/// Lines without their newline, by silicon and record name.
+type Batch = BTreeMap<String, BTreeMap<u128, Vec<u8>>>;
+
+fn batch_line(batch: &mut Batch, silicon: String, sum: u128, mut line: Vec<u8>) {
+    line.pop();
+    batch.entry(silicon).or_default().insert(sum, line);
+}
+
 impl Store {
     /// Reads the layers; trouble is in `warnings`, never an error.
     pub fn open(layers: Layers) -> Store {
@@ -74,7 +83,7 @@ impl Store {
         for (layer, root) in [(Layer::System, store.system.clone()), (Layer::User, store.user.clone())] {
             let Some(root) = root else { continue };
             if let Err(e) = store.read_layer(layer, &root, &mut snapshot) {
-                let e = Error::io("reading the store at", &root, &e);
+                let e = io_error("reading the store at", &root, &e);
                 if layer == Layer::User { store.degrade(&e) } else { store.warn(Warning::new(e.to_string())) }
             }
         }
@@ -96,7 +105,7 @@ impl Store {
             });
             match reports {
                 Ok(reports) => reports.iter().filter_map(|(p, r)| r.warning(p)).for_each(|w| self.warn(w)),
-                Err(e) => self.warn(Warning::new(Error::io("reading", &dir, &e).to_string())),
+                Err(e) => self.warn(Warning::new(io_error("reading", &dir, &e).to_string())),
             }
         }
         Ok(())
@@ -164,7 +173,7 @@ impl Store {
     }
 
     /// Adds a choice without touching it.
-    pub(super) fn append_as_is(&mut self, choice: Choice) -> Result<Saved, Error> {
+    fn append_as_is(&mut self, choice: Choice) -> Result<Saved, Error> {
         choice.check()?;
         let (line, sum) = frame::encode(Kind::Choice, &choice)?;
         if self.snapshot.has(Layer::User, sum) || self.snapshot.has(Layer::Memory, sum) {
@@ -189,8 +198,57 @@ impl Store {
         Ok((format!("{sum:032x}"), saved))
     }
 
+    /// Adds choices untouched, one sealed shard a silicon; returns how many were new, and where they went.
+    pub(super) fn append_batch(&mut self, choices: Vec<Choice>) -> Result<(u64, Option<Saved>), Error> {
+        let (mut shards, mut new) = (BTreeMap::new(), BTreeMap::new());
+        for choice in choices {
+            choice.check()?;
+            let (line, sum) = frame::encode(Kind::Choice, &choice)?;
+            if !self.snapshot.has(Layer::User, sum) && !self.snapshot.has(Layer::Memory, sum) {
+                batch_line(&mut shards, choice.identity.silicon.hash16(), sum, line);
+                new.insert(sum, choice);
+            }
+        }
+        let saved = self.publish_batch(Kind::Choice, &shards);
+        let layer = if saved == Some(Saved::Disk) { Layer::User } else { Layer::Memory };
+        let (count, snapshot) = (new.len() as u64, Arc::make_mut(&mut self.snapshot));
+        for (sum, choice) in new {
+            snapshot.insert(layer, sum, choice);
+        }
+        Ok((count, saved))
+    }
+
+    /// Adds evidence records, one sealed shard a silicon.
+    pub(super) fn append_evidence_batch(&mut self, all: Vec<Evidence>) -> Result<Option<Saved>, Error> {
+        let (mut shards, mut new) = (BTreeMap::new(), BTreeMap::new());
+        for evidence in all {
+            let (line, sum) = frame::encode(Kind::Evidence, &evidence)?;
+            batch_line(&mut shards, evidence.identity.silicon.hash16(), sum, line);
+            new.insert(sum, evidence);
+        }
+        let saved = self.publish_batch(Kind::Evidence, &shards);
+        if saved == Some(Saved::Memory) {
+            self.evidence.extend(new);
+        }
+        Ok(saved)
+    }
+
+    fn publish_batch(&mut self, kind: Kind, shards: &Batch) -> Option<Saved> {
+        if shards.is_empty() {
+            return None;
+        }
+        let Some(root) = self.user.clone().filter(|_| !self.degraded) else { return Some(Saved::Memory) };
+        for (silicon, lines) in shards {
+            if let Err(e) = publish_shard(&root.join(silicon).join(kind.folder()), kind, lines) {
+                self.degrade(&e);
+                return Some(Saved::Memory);
+            }
+        }
+        Some(Saved::Disk)
+    }
+
     /// Appends to this writer's shard, or reports that memory has to do.
-    pub(super) fn append_line(&mut self, silicon: &str, kind: Kind, line: &[u8]) -> Saved {
+    fn append_line(&mut self, silicon: &str, kind: Kind, line: &[u8]) -> Saved {
         let Some(root) = self.user.clone().filter(|_| !self.degraded) else { return Saved::Memory };
         let dir = root.join(silicon).join(kind.folder());
         let slot = (silicon.to_owned(), kind);
@@ -198,7 +256,7 @@ impl Store {
             match ShardWriter::create(&dir, kind) {
                 Ok(writer) => _ = self.writers.insert(slot.clone(), writer),
                 Err(e) => {
-                    self.degrade(&Error::io("writing to", &dir, &e));
+                    self.degrade(&io_error("writing to", &dir, &e));
                     return Saved::Memory;
                 }
             }
@@ -207,7 +265,7 @@ impl Store {
         match writer.append(line) {
             Ok(()) => Saved::Disk,
             Err(e) => {
-                self.degrade(&Error::io("writing to", &dir, &e));
+                self.degrade(&io_error("writing to", &dir, &e));
                 Saved::Memory
             }
         }

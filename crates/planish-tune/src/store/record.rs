@@ -196,6 +196,15 @@ impl Identity {
         out
     }
 
+    /// A name for the identity; the label has no part in it.
+    pub(super) fn sum(&self) -> u128 {
+        let silicon = self.silicon.hash16();
+        let versions = self.versions().map(|(_, v)| v.as_bytes());
+        let mut parts = vec![silicon.as_bytes()];
+        parts.extend(versions);
+        sum128(&parts)
+    }
+
     /// Number of version fields (all but the silicon) in which the two differ; allocates nothing.
     pub(super) fn version_differences(&self, other: &Identity) -> usize {
         self.versions().iter().zip(other.versions()).filter(|(x, y)| **x != *y).count()

@@ -8,13 +8,13 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher};
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::error::{Error, Warning};
+use super::error::{Error, Warning, io_error};
 use super::frame::{self, Fault, Framed, Kind};
 
 /// A larger shard is damage, not data: a choices line is under a kilobyte and a shard is one process's work.
@@ -64,7 +64,7 @@ pub(super) fn publish(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write().map_err(|e| {
         // The temporary is ours alone; if it cannot be removed either, the first error is the one to tell.
         let _ = fs::remove_file(&temp);
-        Error::io("writing", path, &e)
+        io_error("writing", path, &e)
     })
 }
 
@@ -162,7 +162,7 @@ pub(super) fn list_silicon(root: &Path) -> io::Result<Vec<String>> {
 #[derive(Debug)]
 pub(super) enum Writer {
     /// Sealed, or dead: nobody will append. The lock on a dead writer's shard is held as long as this value lives.
-    Done(Option<File>),
+    Done(#[expect(dead_code, reason = "held for its lock, not read")] Option<File>),
     /// Alive, or unknowable.
     Busy,
 }
@@ -197,6 +197,8 @@ pub(super) struct ShardReport {
     pub damaged: u64,
     /// Lines written by another version of the layout.
     pub foreign: u64,
+    /// Whether part of the shard could not be read at all.
+    pub unread: bool,
     /// Where and why the first bad line is bad.
     pub first: Option<String>,
 }
@@ -224,6 +226,15 @@ impl ShardReport {
     }
 }
 
+/// What an unfinished last line of a shard means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tail {
+    /// A living writer may be in the middle of it.
+    MayGrow,
+    /// The caller knows that the writer is done, perhaps because it holds the lock itself: the line is torn.
+    Final,
+}
+
 /// Takes a framed line and its text, or returns the fault for which the line is skipped.
 pub(super) type Visit<'a> = dyn FnMut(&Framed<'_>, &[u8]) -> Result<(), Fault> + 'a;
 
@@ -231,21 +242,32 @@ pub(super) type Visit<'a> = dyn FnMut(&Framed<'_>, &[u8]) -> Result<(), Fault> +
 ///
 /// # Errors
 /// `NotFound` when the shard was renamed or compacted away, and other failures to open it.
-pub(super) fn read_shard(path: &Path, kind: Kind, visit: &mut Visit<'_>) -> io::Result<ShardReport> {
+pub(super) fn read_shard(path: &Path, kind: Kind, tail: Tail, visit: &mut Visit<'_>) -> io::Result<ShardReport> {
     let meta = fs::metadata(path)?;
-    let mut report = ShardReport::default();
     if !meta.is_file() || meta.len() > SHARD_BYTES_MAX {
-        let what = format!("not a file of at most {SHARD_BYTES_MAX} bytes");
-        report.note(1, &Fault::Damaged(what));
+        let mut report = ShardReport { unread: true, ..ShardReport::default() };
+        report.note(1, &Fault::Damaged(format!("not a file of at most {SHARD_BYTES_MAX} bytes")));
         return Ok(report);
     }
     let file = File::open(path)?;
     let mut reader = BufReader::with_capacity(1 << 16, io::Read::take(&file, SHARD_BYTES_MAX));
-    let outcome = frame::for_each_line(&mut reader, kind.line_bytes_max(), |line| {
+    let mid_line = || tail == Tail::MayGrow && may_be_mid_line(path, &file);
+    Ok(read_lines(&mut reader, kind, &mid_line, visit))
+}
+
+/// Reads the lines of one shard; an unfinished last line is passed over when `mid_line` says that it is being written.
+pub(super) fn read_lines(
+    reader: &mut dyn BufRead,
+    kind: Kind,
+    mid_line: &dyn Fn() -> bool,
+    visit: &mut Visit<'_>,
+) -> ShardReport {
+    let mut report = ShardReport::default();
+    let outcome = frame::for_each_line(reader, kind.line_bytes_max(), |line| {
         let Some(bytes) = line.bytes else {
             return report.note(line.number, &Fault::Damaged(format!("longer than {} bytes", kind.line_bytes_max())));
         };
-        if !line.ended && may_be_mid_line(path, &file) {
+        if !line.ended && mid_line() {
             return;
         }
         let result = frame::decode(bytes).and_then(|framed| {
@@ -260,9 +282,10 @@ pub(super) fn read_shard(path: &Path, kind: Kind, visit: &mut Visit<'_>) -> io::
         }
     });
     if let Err(e) = outcome {
+        report.unread = true;
         report.note(0, &Fault::Damaged(format!("reading stopped: {e}")));
     }
-    Ok(report)
+    report
 }
 
 /// Reads every published shard in `dir` once, listing again while shards are renamed or compacted under it.
@@ -276,7 +299,7 @@ pub(super) fn read_dir(dir: &Path, kind: Kind, visit: &mut Visit<'_>) -> io::Res
             if seen.contains(&path) {
                 continue;
             }
-            match read_shard(&path, kind, visit) {
+            match read_shard(&path, kind, Tail::MayGrow, visit) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => vanished = true,
                 Err(e) => {
                     let mut report = ShardReport::default();

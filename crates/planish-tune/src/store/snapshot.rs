@@ -122,7 +122,7 @@ fn tuned_here(entry: &Entry, identity: &Identity) -> bool {
 }
 
 /// The order of two records of one key under `identity`, higher is better; equal only for one record in one layer.
-fn rank(entry: &Entry, identity: &Identity) -> impl Ord + use<> {
+pub(super) fn rank(entry: &Entry, identity: &Identity) -> impl Ord + use<> {
     let c = &entry.choice;
     (
         tuned_here(entry, identity),
@@ -137,11 +137,11 @@ fn rank(entry: &Entry, identity: &Identity) -> impl Ord + use<> {
 }
 
 /// Whether the record may be used at all: tuned elsewhere and not brought in on purpose is another machine's business.
-fn usable(entry: &Entry, identity: &Identity) -> bool {
+pub(super) fn usable(entry: &Entry, identity: &Identity) -> bool {
     entry.choice.source != Source::Tuned || tuned_here(entry, identity)
 }
 
-fn tier(entry: &Entry, identity: &Identity) -> Tier {
+pub(super) fn tier(entry: &Entry, identity: &Identity) -> Tier {
     let c = &entry.choice;
     if c.source == Source::Tuned && c.identity == *identity {
         return Tier::Exact;

@@ -1,8 +1,11 @@
 //! What the tests of the store share: records to store and a directory to store them in.
 
 mod basics;
+mod hostile;
+mod processes;
+mod verbs;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::config::{Config, Value};
@@ -55,4 +58,26 @@ pub(super) fn fill(root: &Path, rows: impl IntoIterator<Item = i64>) {
 /// The messages of the warnings so far.
 pub(super) fn warnings(store: &mut Store) -> Vec<String> {
     store.take_warnings().iter().map(ToString::to_string).collect()
+}
+
+/// Where the choices of `identity()` lie under `root`.
+pub(super) fn choices_dir(root: &Path) -> PathBuf {
+    root.join(identity().silicon.hash16()).join("choices")
+}
+
+/// The ROWS of every choice in the store, sorted.
+pub(super) fn rows_in(store: &Store) -> Vec<i64> {
+    let mut rows: Vec<i64> = list(store).iter().filter_map(|l| l.entry.choice.config.int("ROWS")).collect();
+    rows.sort_unstable();
+    rows
+}
+
+/// A lock of the choices for `rows`.
+pub(super) fn lock(rows: impl IntoIterator<Item = i64>) -> Frozen {
+    Frozen::new(rows.into_iter().map(|r| Locked {
+        key: key(r),
+        config: choice(r).config,
+        kernel: identity().kernel,
+        silicon: identity().silicon.hash16(),
+    }))
 }
