@@ -3,5 +3,6 @@
 pub mod cpu;
 mod error;
 pub mod quant;
+pub mod reference;
 
 pub use error::Error;

@@ -1,0 +1,64 @@
+//! Reference of every CPU op, generic over precision: in f64 the oracle, in f32 the yardstick of the error rule.
+//!
+//! They are written from the formula alone, one loop an index, and share no structure with the kernels.
+
+pub mod act;
+pub mod attention;
+pub mod compare;
+pub mod norm;
+pub mod rope;
+pub mod sample;
+
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+/// The arithmetic that a reference needs, at one precision.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+{
+    /// Rounds to this precision.
+    fn of(x: f64) -> Self;
+    /// The value, exactly.
+    fn f64(self) -> f64;
+    /// e^x.
+    fn exp(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+}
+
+macro_rules! real {
+    ($t:ty) => {
+        impl Real for $t {
+            fn of(x: f64) -> Self {
+                x as $t
+            }
+            fn f64(self) -> f64 {
+                self as f64
+            }
+            fn exp(self) -> Self {
+                self.exp()
+            }
+            fn tanh(self) -> Self {
+                self.tanh()
+            }
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+        }
+    };
+}
+real!(f32);
+real!(f64);
+
+/// `x` at precision `T`.
+pub fn lift<T: Real>(x: &[f32]) -> Vec<T> {
+    x.iter().map(|&v| T::of(v as f64)).collect()
+}
