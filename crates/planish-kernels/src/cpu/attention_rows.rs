@@ -5,7 +5,7 @@
 use crate::cpu::act;
 use crate::cpu::attention::Task;
 use crate::cpu::embed::Element;
-use crate::cpu::simd::{self, LANES, Simd};
+use crate::cpu::simd::{self, Job, LANES, Registers, Simd};
 use std::ops::Range;
 
 /// Most rows of a register tile.
@@ -81,24 +81,30 @@ pub(crate) unsafe fn process<S: Simd, E: Element>(
     state: &Rows,
     weights: *mut f32,
 ) {
-    let mut r = 0;
-    while r < state.rows {
-        let n = tile_rows(state.rows - r);
-        // SAFETY: rows r..r + n are inside the state.
+    let mut first = 0;
+    while first < state.rows {
+        let n = if S::REGISTERS == Registers::One { 1 } else { tile_rows(state.rows - first) };
+        macro_rules! tile {
+            ($r:literal, $n:literal) => {
+                S::call(Tile::<E, $r, $n> { task, block, keys: &keys, state, first, weights })
+            };
+        }
+        // SAFETY: rows first..first + n are inside the state.
         unsafe {
-            match (n, S::WIDE) {
-                (6, true) => tile::<S, E, 6, 4>(task, block, &keys, state, r, weights),
-                (4, true) => tile::<S, E, 4, 4>(task, block, &keys, state, r, weights),
-                (3, true) => tile::<S, E, 3, 4>(task, block, &keys, state, r, weights),
-                (2, true) => tile::<S, E, 2, 4>(task, block, &keys, state, r, weights),
-                (6, false) => tile::<S, E, 6, 1>(task, block, &keys, state, r, weights),
-                (4, false) => tile::<S, E, 4, 1>(task, block, &keys, state, r, weights),
-                (3, false) => tile::<S, E, 3, 2>(task, block, &keys, state, r, weights),
-                (2, false) => tile::<S, E, 2, 2>(task, block, &keys, state, r, weights),
-                _ => tile::<S, E, 1, 4>(task, block, &keys, state, r, weights),
+            match (S::REGISTERS, n) {
+                (Registers::One, _) => tile!(1, 1),
+                (Registers::Six, 6) => tile!(6, 1),
+                (Registers::Six, 4) => tile!(4, 1),
+                (Registers::Six, 3) => tile!(3, 2),
+                (Registers::Six, 2) => tile!(2, 2),
+                (Registers::Many, 6) => tile!(6, 4),
+                (Registers::Many, 4) => tile!(4, 4),
+                (Registers::Many, 3) => tile!(3, 4),
+                (Registers::Many, 2) => tile!(2, 4),
+                _ => tile!(1, 4),
             }
         }
-        r += n;
+        first += n;
     }
 }
 
@@ -112,45 +118,50 @@ fn tile_rows(left: usize) -> usize {
     }
 }
 
-/// `R` rows from `first`: scores, softmax, weighted sum.
-#[inline(always)]
-unsafe fn tile<S: Simd, E: Element, const R: usize, const N: usize>(
-    task: &Task,
-    block: &Block<E>,
-    keys: &Range<usize>,
-    state: &Rows,
+/// `R` rows from `first`, `N` vectors at a time: scores, softmax, weighted sum.
+struct Tile<'a, E, const R: usize, const N: usize> {
+    task: &'a Task<'a>,
+    block: &'a Block<E>,
+    keys: &'a Range<usize>,
+    state: &'a Rows,
     first: usize,
     weights: *mut f32,
-) {
-    let mut q = [std::ptr::null(); R];
-    let (mut low, mut high) = ([0; R], [0; R]); // what each row sees, relative to the block
-    for r in 0..R {
-        let (query, seen) = task.row(first + r);
-        q[r] = query;
-        let (start, end) = (seen.start.max(keys.start), seen.end.min(keys.end));
-        (low[r], high[r]) = if start < end { (start - block.start, end - block.start) } else { (0, 0) };
-    }
-    let end = high.iter().fold(0, |a, &b| a.max(b));
-    if end == 0 {
-        return;
-    }
-    // The first key that any row sees; rows that see none do not count.
-    let start = (0..R).filter(|&r| high[r] > 0).fold(end, |a, r| a.min(low[r]));
-    let groups = start / LANES..end.div_ceil(LANES);
-    let stride = task.block_k;
-    // SAFETY: groups are inside the block, weights hold R rows of block_k, the rows are inside the state.
-    unsafe {
-        let mut g = groups.start;
-        while g + N <= groups.end {
-            dots::<S, E, R, N>(&q, block, g, weights.add(g * LANES), stride);
-            g += N;
+}
+
+impl<E: Element, const R: usize, const N: usize> Job for Tile<'_, E, R, N> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Tile { task, block, keys, state, first, weights } = self;
+        let mut q = [std::ptr::null(); R];
+        let (mut low, mut high) = ([0; R], [0; R]); // what each row sees, relative to the block
+        for r in 0..R {
+            let (query, seen) = task.row(first + r);
+            q[r] = query;
+            let (start, end) = (seen.start.max(keys.start), seen.end.min(keys.end));
+            (low[r], high[r]) = if start < end { (start - block.start, end - block.start) } else { (0, 0) };
         }
-        while g < groups.end {
-            dots::<S, E, R, 1>(&q, block, g, weights.add(g * LANES), stride);
-            g += 1;
+        let end = high.iter().fold(0, |a, &b| a.max(b));
+        if end == 0 {
+            return;
         }
-        softmax::<S, R>(task, &groups, (&low, &high), (state, first), weights);
-        weighted::<S, E, R, N>(block, (&low, &high), state, first, weights, stride);
+        // The first key that any row sees; rows that see none do not count.
+        let start = (0..R).filter(|&r| high[r] > 0).fold(end, |a, r| a.min(low[r]));
+        let groups = start / LANES..end.div_ceil(LANES);
+        let stride = task.block_k;
+        // SAFETY: groups are inside the block, weights hold R rows of block_k, the rows are inside the state.
+        unsafe {
+            let mut g = groups.start;
+            while g + N <= groups.end {
+                dots::<S, E, R, N>(&q, block, g, weights.add(g * LANES), stride);
+                g += N;
+            }
+            while N > 1 && g < groups.end {
+                dots::<S, E, R, 1>(&q, block, g, weights.add(g * LANES), stride);
+                g += 1;
+            }
+            S::call(Softmax { task, groups, low: &low, high: &high, state, first, weights });
+            weighted::<S, E, R, N>(block, (&low, &high), state, first, weights, stride);
+        }
     }
 }
 
@@ -187,40 +198,48 @@ unsafe fn dots<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
-/// Scores to weights exp(c - m), with m and l brought up to date and o rescaled.
-#[inline(always)]
-unsafe fn softmax<S: Simd, const R: usize>(
-    task: &Task,
-    groups: &Range<usize>,
-    (low, high): (&[usize; R], &[usize; R]),
-    (state, first): (&Rows, usize),
+/// Scores to weights exp(c - m) for a tile of rows, with m and l brought up to date and o rescaled.
+struct Softmax<'a> {
+    task: &'a Task<'a>,
+    groups: Range<usize>,
+    low: &'a [usize],
+    high: &'a [usize],
+    state: &'a Rows,
+    first: usize,
     weights: *mut f32,
-) {
-    // SAFETY: weights hold R rows of block_k and cover the groups; the state holds rows first..first + R.
-    unsafe {
-        let (m, l) = (state.m.add(first), state.l.add(first));
-        let mut change = [0.0; LANES];
-        for r in (0..R).filter(|&r| high[r] > 0) {
-            let row = weights.add(r * task.block_k);
-            let block_max = scores::<S>(task, groups, low[r], high[r], row);
-            let new = if *m.add(r) > block_max { *m.add(r) } else { block_max };
-            change[r] = *m.add(r) - finite(new);
-            *m.add(r) = new;
-        }
-        // One exponential rescales all rows: exp(0) is 1 and exp(-inf) is 0, exactly.
-        let mut factor = [0.0; LANES];
-        S::store(factor.as_mut_ptr(), simd::exp::<S>(S::load(change.as_ptr())));
-        for r in (0..R).filter(|&r| high[r] > 0) {
-            let row = weights.add(r * task.block_k);
-            let (m, mut total) = (S::splat(finite(*m.add(r))), S::splat(0.0));
-            for g in groups.clone() {
-                let p = simd::exp::<S>(S::sub(S::load(row.add(g * LANES)), m));
-                S::store(row.add(g * LANES), p);
-                total = S::add(total, p);
+}
+
+impl Job for Softmax<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Softmax { task, groups, low, high, state, first, weights } = self;
+        let seeing = || (0..high.len()).filter(|&r| high[r] > 0);
+        // SAFETY: weights hold a row of block_k for each row and cover the groups; the state holds rows from `first`.
+        unsafe {
+            let (m, l) = (state.m.add(first), state.l.add(first));
+            let mut change = [0.0; LANES];
+            for r in seeing() {
+                let row = weights.add(r * task.block_k);
+                let block_max = scores::<S>(task, &groups, low[r], high[r], row);
+                let new = if *m.add(r) > block_max { *m.add(r) } else { block_max };
+                change[r] = *m.add(r) - finite(new);
+                *m.add(r) = new;
             }
-            *l.add(r) = *l.add(r) * factor[r] + simd::sum::<S>(total);
-            if factor[r] != 1.0 {
-                rescale::<S>(state, first + r, factor[r]);
+            // One exponential rescales all rows: exp(0) is 1 and exp(-inf) is 0, exactly.
+            let mut factor = [0.0; LANES];
+            S::store(factor.as_mut_ptr(), simd::exp::<S>(S::load(change.as_ptr())));
+            for r in seeing() {
+                let row = weights.add(r * task.block_k);
+                let (m, mut total) = (S::splat(finite(*m.add(r))), S::splat(0.0));
+                for g in groups.clone() {
+                    let p = simd::exp::<S>(S::sub(S::load(row.add(g * LANES)), m));
+                    S::store(row.add(g * LANES), p);
+                    total = S::add(total, p);
+                }
+                *l.add(r) = *l.add(r) * factor[r] + simd::sum::<S>(total);
+                if factor[r] != 1.0 {
+                    rescale::<S>(state, first + r, factor[r]);
+                }
             }
         }
     }
@@ -282,20 +301,43 @@ unsafe fn weighted<S: Simd, E: Element, const R: usize, const N: usize>(
 ) {
     // Keys that all rows see go through the tile; keys before and after them row by row.
     let common = low.iter().fold(0, |a, &b| a.max(b))..high.iter().fold(usize::MAX, |a, &b| a.min(b));
+    let shared = R > 1 && !common.is_empty();
+    let before = |r: usize| low[r]..if shared { common.start } else { high[r] };
     // SAFETY: weights hold R rows, the state rows first..first + R, the block every key that a row sees.
     unsafe {
-        if R == 1 || common.is_empty() {
-            for r in 0..R {
-                products::<S, E, 1, 4>(block, low[r]..high[r], state, first + r, weights.add(r * stride), stride);
-            }
+        for r in (0..R).filter(|&r| !before(r).is_empty()) {
+            let weights = weights.add(r * stride);
+            S::call(Alone { block, keys: before(r), state, row: first + r, weights });
+        }
+        if !shared {
             return;
         }
-        for r in 0..R {
-            products::<S, E, 1, 4>(block, low[r]..common.start, state, first + r, weights.add(r * stride), stride);
+        products::<S, E, R, N>(block, &common, state, first, weights, stride);
+        for r in (0..R).filter(|&r| common.end < high[r]) {
+            let weights = weights.add(r * stride);
+            S::call(Alone { block, keys: common.end..high[r], state, row: first + r, weights });
         }
-        products::<S, E, R, N>(block, common.clone(), state, first, weights, stride);
-        for r in 0..R {
-            products::<S, E, 1, 4>(block, common.end..high[r], state, first + r, weights.add(r * stride), stride);
+    }
+}
+
+/// `weighted` for one row.
+struct Alone<'a, E> {
+    block: &'a Block<E>,
+    keys: Range<usize>,
+    state: &'a Rows,
+    row: usize,
+    weights: *const f32,
+}
+
+impl<E: Element> Job for Alone<'_, E> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the weights hold a row; its keys are inside the block.
+        unsafe {
+            match S::REGISTERS {
+                Registers::One => products::<S, E, 1, 1>(self.block, &self.keys, self.state, self.row, self.weights, 0),
+                _ => products::<S, E, 1, 4>(self.block, &self.keys, self.state, self.row, self.weights, 0),
+            }
         }
     }
 }
@@ -304,24 +346,21 @@ unsafe fn weighted<S: Simd, E: Element, const R: usize, const N: usize>(
 #[inline(always)]
 unsafe fn products<S: Simd, E: Element, const R: usize, const N: usize>(
     block: &Block<E>,
-    keys: Range<usize>,
+    keys: &Range<usize>,
     state: &Rows,
     first: usize,
     weights: *const f32,
     stride: usize,
 ) {
-    if keys.is_empty() {
-        return;
-    }
     let mut at = 0;
     // SAFETY: as `weighted`; columns at..at + 16 N are inside the padded row.
     unsafe {
         while at + N * LANES <= block.v_row {
-            columns::<S, E, R, N>(block, &keys, state, (first, at), weights, stride);
+            columns::<S, E, R, N>(block, keys, state, (first, at), weights, stride);
             at += N * LANES;
         }
-        while at < block.v_row {
-            columns::<S, E, R, 1>(block, &keys, state, (first, at), weights, stride);
+        while N > 1 && at < block.v_row {
+            columns::<S, E, R, 1>(block, keys, state, (first, at), weights, stride);
             at += LANES;
         }
     }

@@ -17,8 +17,14 @@ pub const LANES: usize = 16;
 pub trait Simd: Copy + 'static {
     /// Sixteen f32 lanes.
     type V: Copy;
-    /// Whether 24 vectors of accumulators fit the register file (six otherwise).
-    const WIDE: bool = false;
+    /// How many vectors of accumulators fit the register file beside their operands.
+    const REGISTERS: Registers = Registers::Six;
+
+    /// Runs `job` in a function of its own that is compiled for the set, so that a body with many callers is compiled once.
+    ///
+    /// # Safety
+    /// As the trait and the job.
+    unsafe fn call<J: Job>(job: J);
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
@@ -56,6 +62,24 @@ pub trait Simd: Copy + 'static {
     unsafe fn ldexp(p: Self::V, n: Self::V) -> Self::V;
     /// Lanes 2i and 2i+1 exchanged.
     unsafe fn swap_pairs(a: Self::V) -> Self::V;
+}
+
+/// Room for accumulators.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Registers {
+    /// One vector: no register tile at all.
+    One,
+    /// Six to eight vectors.
+    Six,
+    /// 24 vectors.
+    Many,
+}
+
+/// A piece of a kernel that is not inlined into its callers.
+pub trait Job {
+    /// # Safety
+    /// As [`Simd`], and what the job says.
+    unsafe fn run<S: Simd>(self);
 }
 
 /// First `n` lanes from `p[0..n]`, `fill` in the others.
@@ -181,7 +205,7 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
         let small = S::fma(S::mul(p, z), x, x);
         let e = exp::<S>(S::add(a, a));
         let large = S::sub(S::splat(1.0), S::div(S::splat(2.0), S::add(e, S::splat(1.0))));
-        S::select_lt(a, S::splat(0.625), small, S::copysign(large, x))
+        S::copysign(S::select_lt(a, S::splat(0.625), small, large), x)
     }
 }
 
@@ -201,7 +225,13 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type V = [f32; LANES];
+    const REGISTERS: Registers = Registers::One;
 
+    #[inline(never)]
+    unsafe fn call<J: Job>(job: J) {
+        // SAFETY: forwarded; there is no instruction set to have.
+        unsafe { job.run::<Portable>() }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
         [x; LANES]

@@ -1,7 +1,7 @@
 //! The vector type on AArch64: four NEON registers.
 #![allow(clippy::undocumented_unsafe_blocks)] // every block is intrinsics of the set that the trait's contract names
 
-use super::{LANES, Simd, f32_to_f16};
+use super::{Job, LANES, Simd, f32_to_f16};
 use std::arch::aarch64::*;
 
 /// Advanced SIMD.
@@ -25,6 +25,15 @@ macro_rules! each {
 impl Simd for Neon {
     type V = V4;
 
+    #[inline(always)]
+    unsafe fn call<J: Job>(job: J) {
+        #[inline(never)]
+        #[target_feature(enable = "neon")]
+        unsafe fn compiled<J: Job>(job: J) {
+            unsafe { job.run::<Neon>() }
+        }
+        unsafe { compiled(job) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> V4 {
         let v = unsafe { vdupq_n_f32(x) };

@@ -1,7 +1,7 @@
 //! The vector type on x86-64: two AVX2 registers, or one AVX-512 register.
 #![allow(clippy::undocumented_unsafe_blocks)] // every block is one intrinsic of the set that the trait's contract names
 
-use super::{LANES, Simd};
+use super::{Job, LANES, Registers, Simd};
 use std::arch::x86_64::*;
 
 /// AVX2 with FMA and F16C.
@@ -19,6 +19,15 @@ macro_rules! both {
 impl Simd for Avx2 {
     type V = (__m256, __m256);
 
+    #[inline(always)]
+    unsafe fn call<J: Job>(job: J) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn compiled<J: Job>(job: J) {
+            unsafe { job.run::<Avx2>() }
+        }
+        unsafe { compiled(job) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
         let v = unsafe { _mm256_set1_ps(x) };
@@ -134,7 +143,17 @@ unsafe fn ldexp8(p: __m256, n: __m256) -> __m256 {
 
 impl Simd for Avx512 {
     type V = __m512;
-    const WIDE: bool = true;
+    const REGISTERS: Registers = Registers::Many;
+
+    #[inline(always)]
+    unsafe fn call<J: Job>(job: J) {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        unsafe fn compiled<J: Job>(job: J) {
+            unsafe { job.run::<Avx512>() }
+        }
+        unsafe { compiled(job) }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::V {
