@@ -10,11 +10,11 @@
 //! at a time, for any BLOCK_Q, SPLITS and number of threads; only BLOCK_K and SEGMENT change bits.
 //! A dot product runs over the head's elements in one chain a key (lanes are keys), a weighted sum over keys in order.
 
+use crate::Error;
 use crate::cpu::attention_rows::{Block, Rows, finish, merge, process, weights_len};
 use crate::cpu::embed::{Element, Half};
 use crate::cpu::kv::{KvCache, KvData};
 use crate::cpu::simd::{LANES, Shared, Simd, isa_kernel};
-use crate::error::Error;
 use std::ops::Range;
 
 /// Sizes of the reduction and of tasks.

@@ -3,8 +3,8 @@
 //! Keys lie `[kv_head][position / 16][element][position % 16]`, so that a vector load is one element of 16 keys and a
 //! dot product needs no sum across lanes. Values lie `[kv_head][position][element]` with rows padded to 16 elements.
 
+use crate::Error;
 use crate::cpu::simd::{self, LANES, Shared, Simd, isa_kernel};
-use crate::error::Error;
 use std::ops::Range;
 
 /// Sizes of a cache.

@@ -1,7 +1,7 @@
 //! y = x w / sqrt(mean x^2 + eps) by rows, with an optional residual sum first. Bound by reading x (and by latency at one row).
 
+use crate::Error;
 use crate::cpu::simd::{self, LANES, Shared, Simd, isa_kernel};
-use crate::error::Error;
 use std::ops::Range;
 
 /// RMS norm of `tokens * heads` rows of `weight.len()` elements.

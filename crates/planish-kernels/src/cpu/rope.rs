@@ -3,8 +3,8 @@
 //! x1' = x1 cos - x2 sin, x2' = x1 sin + x2 cos, over pairs of rotary elements; the rest of a head passes.
 //! Angles are not tabled for the whole context: a step fills one row a token and all layers use it.
 
+use crate::Error;
 use crate::cpu::simd::{self, LANES, Shared, Simd, isa_kernel};
-use crate::error::Error;
 pub use crate::reference::rope::Pairs;
 use std::f64::consts::PI;
 use std::ops::Range;

@@ -4,9 +4,9 @@
 //! largest is under the threshold is never looked at again, so only survivors are gathered, and only they are sorted.
 //! The draw runs over survivors by token id, so that it does not depend on how they were found.
 
+use crate::Error;
 use crate::cpu::isa::Isa;
 use crate::cpu::simd::{self, LANES, Simd, isa_kernel};
-use crate::error::Error;
 pub use crate::reference::sample::{Order, Params, TokenCount, penalised};
 
 /// Logits a block.
