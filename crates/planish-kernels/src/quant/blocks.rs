@@ -177,10 +177,10 @@ pub(crate) fn tile_levels<R: Real>(c: &Codec, tile: &Tile, out: &mut [R]) {
             SubScale::Bytes | SubScale::Nibbles => (d * R::from_f32(f32::from(raw)), m * R::from_f32(raw_min)),
         };
         let columns = 32 / c.subs;
-        for e in sub * columns..(sub + 1) * columns {
+        for (e, y) in out.iter_mut().enumerate().skip(sub * columns).take(columns) {
             let code = (tile.codes[e / 4] >> (8 * (e % 4))) as u8;
             let level = scale * R::from_f32(codes_level(c, code) as f32);
-            out[e] = if c.min == Min::None { level } else { level + min };
+            *y = if c.min == Min::None { level } else { level + min };
         }
     }
 }

@@ -118,6 +118,37 @@ impl std::fmt::Display for WeightType {
 mod tests {
     use super::*;
 
+    /// Blocks and the values that the reference package expands them to; made by `quant.py` beside the file.
+    const GOLDENS: &[u8] = include_bytes!("../../tests/goldens/quant.bin");
+
+    fn word(b: &[u8]) -> u32 {
+        u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    }
+
+    #[test]
+    fn dequantisation_has_the_bits_of_the_reference_package() {
+        let (mut rest, mut seen) = (GOLDENS, 0);
+        while !rest.is_empty() {
+            let [id, bytes, count] = [0, 4, 8].map(|at| word(&rest[at..]));
+            let weight = WeightType::from_gguf(id).expect("a known type");
+            let (blocks, values) = rest[12..].split_at(bytes as usize);
+            let (values, next) = values.split_at(4 * count as usize);
+            let (mut single, mut double) = (vec![0f32; count as usize], vec![0f64; count as usize]);
+            dequantize(weight, blocks, &mut single);
+            dequantize(weight, blocks, &mut double);
+            for (i, b) in values.chunks_exact(4).enumerate() {
+                let expected = f32::from_bits(word(b));
+                let same = single[i].to_bits() == word(b) || (single[i].is_nan() && expected.is_nan());
+                assert!(same, "{weight} element {i}: {:e} for {expected:e}", single[i]);
+                // Three f32 roundings of terms that are at most 63 · 63 · 65504 apart from their difference.
+                let error = (double[i] - f64::from(single[i])).abs();
+                assert!(single[i].is_nan() || error <= 32.0, "{weight} element {i} in double: {}", double[i]);
+            }
+            (rest, seen) = (next, seen + 1);
+        }
+        assert_eq!(seen, TYPES.len() - 1, "every type but f32");
+    }
+
     #[test]
     fn records_follow_the_enum_and_sizes_are_checked() {
         for (i, r) in TYPES.iter().enumerate() {

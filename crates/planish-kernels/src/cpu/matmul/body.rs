@@ -5,6 +5,9 @@
 //! so all variants of a type and class give the same bits.
 //! A matvec reads each weight once and is bound by memory; a matmul is bound by the byte products.
 
+// Indices count lanes of several arrays at once; iterators over them hide which register is meant.
+#![allow(clippy::needless_range_loop)]
+
 use super::formats::{Format, codes, scales};
 use super::lanes::{Lanes, unroll8};
 use super::{BlockMeta, MatmulArgs, Store, X};
@@ -37,44 +40,50 @@ pub(crate) unsafe fn int8_tile<S: Lanes, F: Format, const TOKENS: usize, const G
     let blocks = args.layout.cols() / 32;
     // SAFETY: the check of `args` proved that weights, activations and outputs cover every index formed here.
     unsafe {
-        let (mut q, mut meta) = (q.as_ptr().add(at.token * 32 * blocks), meta.as_ptr().add(at.token * blocks));
-        let mut head = args.weights.as_ptr().add(at.group * args.layout.group_bytes());
-        let stride = Strides { group: args.layout.group_bytes(), blocks };
+        let weights = args.weights.as_ptr().add(at.group * args.layout.group_bytes());
+        let mut place = Place {
+            head: weights,
+            tile: weights,
+            q: q.as_ptr().add(at.token * 32 * blocks),
+            meta: meta.as_ptr().add(at.token * blocks),
+            group_bytes: args.layout.group_bytes(),
+            blocks,
+        };
         let mut acc = [[S::zero_f(); GROUPS]; TOKENS];
         for _ in 0..blocks / c.tiles {
-            let mut tile = head.add(c.head_bytes());
+            place.tile = place.head.add(c.head_bytes());
             for _ in 0..c.tiles {
                 if TOKENS == 1 {
                     for g in 0..GROUPS {
+                        let ahead = place.tile.wrapping_add(g * place.group_bytes + args.knobs.prefetch);
                         for line in 0..c.tile_bytes().div_ceil(64) {
-                            S::prefetch(tile.wrapping_add(g * stride.group + args.knobs.prefetch + 64 * line));
+                            S::prefetch(ahead.wrapping_add(64 * line));
                         }
                     }
                 }
-                let w = Weights { head, tile };
-                sub_block::<S, F, TOKENS, GROUPS>(w, q, meta, stride, 0, &mut acc);
+                sub_block::<S, F, TOKENS, GROUPS>(&place, 0, &mut acc);
                 if c.subs == 2 {
-                    sub_block::<S, F, TOKENS, GROUPS>(w, q, meta, stride, 1, &mut acc);
+                    sub_block::<S, F, TOKENS, GROUPS>(&place, 1, &mut acc);
                 }
-                (q, meta, tile) = (q.add(32), meta.add(1), tile.add(c.tile_bytes()));
+                place.q = place.q.add(32);
+                place.meta = place.meta.add(1);
+                place.tile = place.tile.add(c.tile_bytes());
             }
-            head = head.add(c.packed_block_bytes());
+            place.head = place.head.add(c.packed_block_bytes());
         }
         store_tile::<S, TOKENS, GROUPS>(args, at, &acc);
     }
 }
 
-/// Where a tile of the first group is.
-#[derive(Clone, Copy)]
-struct Weights {
+/// Where one packed tile and its activations are, for the first group and the first token.
+struct Place {
     head: *const u8,
     tile: *const u8,
-}
-
-/// From one group to the next in bytes, and from one token to the next in blocks of 32 columns.
-#[derive(Clone, Copy)]
-struct Strides {
-    group: usize,
+    q: *const i8,
+    meta: *const BlockMeta,
+    /// From one group's weights to the next.
+    group_bytes: usize,
+    /// From one token's activations to the next, in blocks of 32 columns.
     blocks: usize,
 }
 
@@ -95,10 +104,7 @@ const fn run_length(limit: i64, largest: i64, count: usize) -> usize {
 /// Adds one sub-block to the accumulators: exact integer sums, then one scaled addition an output.
 #[inline(always)]
 unsafe fn sub_block<S: Lanes, F: Format, const TOKENS: usize, const GROUPS: usize>(
-    w: Weights,
-    q: *const i8,
-    meta: *const BlockMeta,
-    stride: Strides,
+    place: &Place,
     sub: usize,
     acc: &mut [[S::F; GROUPS]; TOKENS],
 ) {
@@ -114,10 +120,10 @@ unsafe fn sub_block<S: Lanes, F: Format, const TOKENS: usize, const GROUPS: usiz
                 let j = sub * F::QUADS + quad(c.subs, I);
                 let mut quads = [S::zero_w(); GROUPS];
                 for g in 0..GROUPS {
-                    quads[g] = S::prepare(codes::<S, F>(w.tile.add(g * stride.group), j), signed);
+                    quads[g] = S::prepare(codes::<S, F>(place.tile.add(g * place.group_bytes), j), signed);
                 }
                 for t in 0..TOKENS {
-                    let a = S::splat_quad(q.add(t * 32 * stride.blocks + 4 * j));
+                    let a = S::splat_quad(place.q.add(t * 32 * place.blocks + 4 * j));
                     for g in 0..GROUPS {
                         r[t][g] = if I % run == 0 {
                             S::dot(quads[g], a, signed)
@@ -133,9 +139,10 @@ unsafe fn sub_block<S: Lanes, F: Format, const TOKENS: usize, const GROUPS: usiz
             }
         });
         for g in 0..GROUPS {
-            let (scale, min) = scales::<S, F>(w.head.add(g * stride.group), w.tile.add(g * stride.group), sub);
+            let (scale, min) =
+                scales::<S, F>(place.head.add(g * place.group_bytes), place.tile.add(g * place.group_bytes), sub);
             for t in 0..TOKENS {
-                let m = meta.add(t * stride.blocks);
+                let m = place.meta.add(t * place.blocks);
                 let mut level = S::to_f32(sums[t][g]);
                 if c.offset != 0 {
                     // Both operands are integers under 2^24, so this is exact.

@@ -3,6 +3,9 @@
 //! An output is the sum of sixteen partial sums (column modulo 16), each in column order, reduced by one fixed tree:
 //! the same bits for every tile shape and instruction set.
 
+// Indices count lanes of several arrays at once; iterators over them hide which register is meant.
+#![allow(clippy::needless_range_loop)]
+
 use super::body::{TileAt, store_rows};
 use super::lanes::Lanes;
 use super::{MatmulArgs, X};

@@ -118,10 +118,6 @@ pub(crate) unsafe fn walk<K: Tiles, const TOKENS: usize, const GROUPS: usize>(ar
                 strip::<K, TOKENS, GROUPS>(args, &rows, groups.clone(), token);
                 token += TOKENS;
             }
-            while token + 2 <= args.tokens {
-                strip::<K, 2, 1>(args, &rows, groups.clone(), token);
-                token += 2;
-            }
             while token < args.tokens {
                 strip::<K, 1, 1>(args, &rows, groups.clone(), token);
                 token += 1;

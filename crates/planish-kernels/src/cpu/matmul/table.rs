@@ -109,8 +109,8 @@ macro_rules! for_each_format {
 fn portable(all: &mut Vec<Variant>) {
     fn quantised<F: Format>(all: &mut Vec<Variant>) {
         let isa = Isa::Portable;
-        add!(all, isa, Int8, F::WEIGHT, Int8<PortableLanes, F>, Matvec 1 1, Matmul 2 1);
-        add!(all, isa, F32, F::WEIGHT, Float32<PortableLanes, F>, Matvec 1 1, Matmul 2 1);
+        add!(all, isa, Int8, F::WEIGHT, Int8<PortableLanes, F>, Matvec 1 1, Matmul 1 1);
+        add!(all, isa, F32, F::WEIGHT, Float32<PortableLanes, F>, Matvec 1 1, Matmul 1 1);
     }
     for_each_format!(quantised, all;);
     floats::<PortableLanes>(Isa::Portable, all);
@@ -127,7 +127,7 @@ fn floats<M: Machine>(isa: Isa, all: &mut Vec<Variant>) {
 fn simd<M: Machine>(isa: Isa, all: &mut Vec<Variant>) {
     fn quantised<M: Machine, F: Format>(isa: Isa, all: &mut Vec<Variant>) {
         add!(all, isa, Int8, F::WEIGHT, Int8<M, F>, Matvec 1 1, Matvec 1 2);
-        add!(all, isa, Int8, F::WEIGHT, Int8<M, F>, Matmul 4 1, Matmul 6 1, Matmul 2 2);
+        add!(all, isa, Int8, F::WEIGHT, Int8<M, F>, Matmul 4 1, Matmul 2 1);
         add!(all, isa, F32, F::WEIGHT, Float32<M, F>, Matvec 1 1, Matmul 4 1);
     }
     for_each_format!(quantised, isa, all; M);
