@@ -3,6 +3,7 @@
 pub mod completions;
 pub mod info;
 pub mod pull;
+pub mod store;
 
 use clap::Args;
 use planish_device::{Cpu, CpuOptions};

@@ -32,6 +32,11 @@ impl Home {
         Home(root.to_owned())
     }
 
+    /// Folder of tuning results: `PLANISH_STORE`, else `store` here.
+    pub fn store(&self) -> PathBuf {
+        env::var_os("PLANISH_STORE").filter(|v| !v.is_empty()).map_or_else(|| self.0.join("store"), PathBuf::from)
+    }
+
     /// Folder of model files.
     pub fn models(&self) -> PathBuf {
         self.0.join("models")

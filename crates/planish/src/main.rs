@@ -41,6 +41,7 @@ struct Global {
 enum Command {
     Info(cmd::info::InfoArgs),
     Pull(cmd::pull::PullArgs),
+    Store(cmd::store::StoreArgs),
     Completions(cmd::completions::CompletionsArgs),
 }
 
@@ -49,6 +50,8 @@ enum Command {
 enum Outcome {
     /// It did what was asked.
     Done,
+    /// It ran, but the answer is no.
+    No,
 }
 
 fn main() -> ExitCode {
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(1),
         Err(error) if error.is::<report::Closed>() => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => {
             ui::say("interrupted");
@@ -73,6 +77,7 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
     match &cli.command {
         Command::Info(args) => cmd::info::run(args, ui),
         Command::Pull(args) => cmd::pull::run(args, ui),
+        Command::Store(args) => cmd::store::run(args, ui),
         Command::Completions(args) => cmd::completions::run(args),
     }
 }

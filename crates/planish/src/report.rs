@@ -52,6 +52,26 @@ pub fn pairs(rows: &[(&str, String)]) -> String {
     rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
 }
 
+/// Columns under their names, numbers to the right; the last column is not padded.
+pub fn table<const N: usize>(names: [&str; N], rows: &[[String; N]]) -> String {
+    let mut widths = names.map(|n| n.chars().count());
+    let mut numeric = [true; N];
+    for (i, cell) in rows.iter().flat_map(|row| row.iter().enumerate()) {
+        widths[i] = widths[i].max(cell.chars().count());
+        numeric[i] &= cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    }
+    let line = |cells: [&str; N]| {
+        let column = |i: usize| match (numeric[i], widths[i]) {
+            (true, width) => format!("{:>width$}", cells[i]),
+            (false, _) if i + 1 == N => cells[i].to_owned(),
+            (false, width) => format!("{:width$}", cells[i]),
+        };
+        (0..N).map(column).collect::<Vec<_>>().join("  ") + "\n"
+    };
+    let body = rows.iter().map(|row| line(row.each_ref().map(String::as_str)));
+    std::iter::once(line(names)).chain(body).collect()
+}
+
 /// Writes `report` to standard output as JSON.
 pub fn print_json(report: &impl Serialize) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(report).context("the report cannot be written as JSON")?))
@@ -97,6 +117,13 @@ mod tests {
     fn cache_sizes_are_binary() {
         assert_eq!([binary(100), binary(32 << 10), binary(32 << 20)], ["100 B", "32 KiB", "32 MiB"]);
         assert_eq!(binary(3 << 19), "1.5 MiB");
+    }
+
+    #[test]
+    fn numbers_stand_to_the_right() {
+        let rows = [["a", "1.50x", "x"], ["long", "12.00x", "yy"]].map(|r| r.map(str::to_owned));
+        let wanted = "op      gain  why\na      1.50x  x\nlong  12.00x  yy\n";
+        assert_eq!(table(["op", "gain", "why"], &rows), wanted);
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn ctrl_c_ends_a_download_at_once() {
     let sandbox = Sandbox::new();
     let mut child = sandbox.with_hanging_pip(&["pull"]).spawn().unwrap();
     sandbox.wait_for_part(&mut child);
-    let sent = Command::new("/bin/kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let sent = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
     assert!(sent.success());
     let start = Instant::now();
     let output = child.wait_with_output().unwrap();
@@ -183,4 +183,66 @@ fn a_reader_that_leaves_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A store with one choice, written through the library.
+fn store_with_a_choice(root: &Path) {
+    use planish_tune::store::{Choice, Identity, Key, Layers, Ratio, Source, State, Store};
+    let mut store = Store::open(Layers { user: Some(root.to_owned()), ..Layers::default() });
+    let choice = Choice {
+        key: Key::parse("matmul", "cols=64,rows=7").unwrap(),
+        identity: Identity::default(),
+        config: planish_tune::Config::new().with("ROWS", 4),
+        source: Source::Tuned,
+        state: State::Tuned,
+        ratio: Ratio { lo: 1.2, mid: 1.25, hi: 1.3 },
+        ns_median: 1500.0,
+        written_ms: 1,
+        evidence: None,
+    };
+    store.append(choice).unwrap();
+}
+
+#[track_caller]
+fn check_store(sandbox: &Sandbox, args: &[&str], code: i32, part: &str) {
+    let output = sandbox.run(&[&["store"], args].concat());
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}{stderr}");
+    assert!(format!("{stdout}{stderr}").contains(part), "{args:?}: no `{part}` in\n{stdout}{stderr}");
+}
+
+#[test]
+fn store_verbs_list_show_move_and_clean() {
+    let sandbox = Sandbox::new();
+    check_store(&sandbox, &["list"], 0, "the store is empty");
+    store_with_a_choice(&sandbox.path().join("home/store"));
+    check_store(&sandbox, &["list"], 0, "matmul  cols=64,rows=7  1.25x  tuned  tuned");
+    check_store(&sandbox, &["list", "--json"], 0, "cols=64,rows=7");
+    check_store(&sandbox, &["show", "matmul", "cols=64,rows=7"], 0, "1.250x (1.200 to 1.300), 1.50 us");
+    check_store(&sandbox, &["show", "matmul", "cols=64"], 1, "no choice for matmul cols=64");
+    check_store(&sandbox, &["show", "matmul", "rows"], 2, "rows");
+    check_store(&sandbox, &["verify"], 0, "1 choices");
+    check_store(&sandbox, &["export", "all.jsonl"], 0, "1 records");
+    check_store(&sandbox, &["import", "all.jsonl"], 0, "1 choices");
+    check_store(&sandbox, &["import", "all.jsonl"], 0, "0 choices and 0 evidence records added, 1 known");
+    check_store(&sandbox, &["import", "home"], 2, "home");
+    check_store(&sandbox, &["diff", "home/store"], 0, "");
+    check_store(&sandbox, &["diff", "nowhere"], 2, "hint:");
+    check_store(&sandbox, &["merge", "home/store"], 0, "2 known");
+    check_store(&sandbox, &["prune", "--dry-run"], 0, "0 choices");
+}
+
+#[test]
+fn a_damaged_store_is_reported_and_costs_only_the_damaged_line() {
+    let sandbox = Sandbox::new();
+    let root = sandbox.path().join("home/store");
+    store_with_a_choice(&root);
+    let silicon = fs::read_dir(&root).unwrap().next().unwrap().unwrap().path();
+    let shard = fs::read_dir(silicon.join("choices")).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&shard).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    check_store(&sandbox, &["verify"], 1, "1 lines damaged");
+    check_store(&sandbox, &["list"], 0, "warning: ");
 }

@@ -1,0 +1,261 @@
+//! `planish store`: lists, shows, moves and cleans what tuning found.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+use clap::{Args, Subcommand};
+use planish_tune::store::{self, Added, Apply, Choice, Contents, Key, Layers, Listed, Prune, Saved, Shown, Store};
+use serde_json::{Value, json};
+
+use crate::hint::WithHint;
+use crate::home::Home;
+use crate::ui::Ui;
+use crate::{Outcome, report};
+
+/// List, show, move and clean what tuning found
+#[derive(Args)]
+pub struct StoreArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// List the choices that stand
+    List {
+        /// Also those that a better one replaces
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show every choice for an op at a shape, with its evidence
+    Show {
+        /// Name of the op
+        op: String,
+        /// Its shape as `list` prints it: name=value,name=value
+        #[arg(default_value = "")]
+        shape: String,
+    },
+    /// Write all choices to one file
+    Export {
+        /// The file to write
+        file: PathBuf,
+        /// Also the evidence
+        #[arg(long)]
+        evidence: bool,
+    },
+    /// Bring in an exported file; its choices are starting points until confirmed here
+    Import {
+        /// The file to read
+        file: PathBuf,
+    },
+    /// Add every record of another store folder
+    Merge {
+        /// The folder
+        folder: PathBuf,
+    },
+    /// Show where the choices of another store folder differ; exit 1 if they do
+    Diff {
+        /// The folder
+        folder: PathBuf,
+    },
+    /// Remove choices that a better one replaces, and old ones
+    Prune {
+        /// Also choices older than this many days
+        #[arg(long, value_name = "DAYS")]
+        older_than: Option<u32>,
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Read every line and count what holds up; exit 1 on damage
+    Verify,
+}
+
+/// Runs one verb on the user's store.
+pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
+    let root = Home::from_env()?.store();
+    let mut store = open(&root);
+    warn(&mut store, ui);
+    let outcome = match &args.verb {
+        Verb::List { all } => list(&store, *all, ui),
+        Verb::Show { op, shape } => show(&store, &Key::parse(op, shape)?, ui),
+        Verb::Export { file, evidence } => export(&store, file, *evidence, ui),
+        Verb::Import { file } => added(store::import(&mut store, file)?, ui),
+        Verb::Merge { folder } => {
+            must_be_folder(folder)?;
+            added(store::merge(&mut store, folder)?, ui)
+        }
+        Verb::Diff { folder } => {
+            must_be_folder(folder)?;
+            diff(&store, &open(folder), ui)
+        }
+        Verb::Prune { older_than, dry_run } => {
+            let apply = if *dry_run { Apply::DryRun } else { Apply::Now };
+            prune(&root, *older_than, apply, ui)
+        }
+        Verb::Verify => verify(&store, ui),
+    };
+    warn(&mut store, ui);
+    outcome
+}
+
+fn open(root: &Path) -> Store {
+    Store::open(Layers { user: Some(root.to_owned()), ..Layers::default() })
+}
+
+fn warn(store: &mut Store, ui: Ui) {
+    for warning in store.take_warnings() {
+        ui.note(&format!("warning: {warning}"));
+    }
+}
+
+fn must_be_folder(folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let missing: Result<()> = Err(anyhow!("{} is no folder", folder.display()));
+    missing.hint("give the folder that holds another store, such as a copied planish/store")
+}
+
+fn list(store: &Store, all: bool, ui: Ui) -> Result<Outcome> {
+    let listed: Vec<Listed> = store::list(store).into_iter().filter(|l| all || !l.superseded).collect();
+    if ui.json {
+        let entry =
+            |l: &Listed| json!({ "choice": l.entry.choice, "layer": l.entry.layer, "superseded": l.superseded });
+        report::print_json(&listed.iter().map(entry).collect::<Vec<_>>())?;
+        return Ok(Outcome::Done);
+    }
+    if listed.is_empty() {
+        ui.note("the store is empty; `planish tune` fills it");
+        return Ok(Outcome::Done);
+    }
+    let row = |l: &Listed| {
+        let c = &l.entry.choice;
+        let state = if l.superseded { "superseded".into() } else { c.state.to_string() };
+        [c.key.op().into(), c.key.shape().into(), gain(c), state, c.source.to_string()]
+    };
+    let rows: Vec<_> = listed.iter().map(row).collect();
+    report::print(&report::table(["op", "shape", "gain", "state", "source"], &rows))?;
+    Ok(Outcome::Done)
+}
+
+fn gain(c: &Choice) -> String {
+    format!("{:.2}x", c.ratio.mid)
+}
+
+fn show(store: &Store, key: &Key, ui: Ui) -> Result<Outcome> {
+    let shown = store::show(store, key);
+    if ui.json {
+        let entry =
+            |s: &Shown| json!({ "choice": s.entry.choice, "layer": s.entry.layer, "evidence": s.evidence.as_ref() });
+        report::print_json(&shown.iter().map(entry).collect::<Vec<_>>())?;
+    } else {
+        report::print(&shown.iter().map(shown_text).collect::<Vec<_>>().join("\n"))?;
+    }
+    if shown.is_empty() {
+        ui.note(&format!("no choice for {key}; `planish store list` shows what there is"));
+        return Ok(Outcome::No);
+    }
+    Ok(Outcome::Done)
+}
+
+fn shown_text(shown: &Shown) -> String {
+    let c = &shown.entry.choice;
+    let gain = format!("{:.3}x ({:.3} to {:.3}), {}", c.ratio.mid, c.ratio.lo, c.ratio.hi, report::time(c.ns_median));
+    let evidence = match (&c.evidence, &shown.evidence) {
+        (None, _) => "none".into(),
+        (Some(name), None) => format!("{name}, not found"),
+        (Some(_), Some(e)) => serde_json::to_string(&e.data).unwrap_or_else(|e| e.to_string()),
+    };
+    report::pairs(&[
+        ("op", c.key.to_string()),
+        ("config", c.config.to_string()),
+        ("gain", gain),
+        ("state", format!("{}, {} in the {} layer", c.state, c.source, shown.entry.layer)),
+        ("silicon", format!("{} {}", c.identity.silicon.hash16(), c.identity.silicon.label)),
+        ("kernel", c.identity.kernel.clone()),
+        ("policy", c.identity.policy.clone()),
+        ("evidence", evidence),
+    ])
+}
+
+fn export(store: &Store, file: &Path, evidence: bool, ui: Ui) -> Result<Outcome> {
+    let contents = if evidence { Contents::ChoicesAndEvidence } else { Contents::Choices };
+    let records = store::export(store, file, contents)?;
+    say(ui, &format!("{records} records in {}", file.display()), json!({ "records": records, "file": file }))?;
+    Ok(Outcome::Done)
+}
+
+fn added(added: Added, ui: Ui) -> Result<Outcome> {
+    let Added { choices, evidence, known, saved } = added;
+    let place = if saved == Some(Saved::Memory) { ", not saved" } else { "" };
+    say(
+        ui,
+        &format!("{choices} choices and {evidence} evidence records added, {known} known{place}"),
+        json!({ "choices": choices, "evidence": evidence, "known": known, "saved": saved != Some(Saved::Memory) }),
+    )?;
+    Ok(if place.is_empty() { Outcome::Done } else { Outcome::No })
+}
+
+fn diff(ours: &Store, theirs: &Store, ui: Ui) -> Result<Outcome> {
+    let differences = store::diff(ours, theirs);
+    if ui.json {
+        let entry = |d: &store::Difference| json!({ "key": d.key, "ours": d.left, "theirs": d.right });
+        report::print_json(&differences.iter().map(entry).collect::<Vec<_>>())?;
+    } else {
+        let side = |c: &Option<Choice>| c.as_ref().map_or("none".into(), |c| format!("{} ({})", c.config, c.state));
+        let row =
+            |d: &store::Difference| format!("{}\n  ours    {}\n  theirs  {}\n", d.key, side(&d.left), side(&d.right));
+        report::print(&differences.iter().map(row).collect::<String>())?;
+    }
+    Ok(if differences.is_empty() { Outcome::Done } else { Outcome::No })
+}
+
+fn prune(root: &Path, older_than: Option<u32>, apply: Apply, ui: Ui) -> Result<Outcome> {
+    const DAY_MS: u64 = 24 * 3600 * 1000;
+    let older_than_ms = older_than.map(|days| store::now_ms().saturating_sub(u64::from(days) * DAY_MS));
+    let pruned = store::prune(root, &Prune { older_than_ms, keep_kernels: None, superseded: true }, apply)?;
+    let (choices, evidence) = (pruned.choices.len(), pruned.evidence);
+    let verb = if apply == Apply::DryRun { "would be removed" } else { "removed" };
+    say(
+        ui,
+        &format!("{choices} choices and {evidence} evidence records {verb}"),
+        json!({ "choices": pruned.choices, "evidence": evidence, "shards_skipped": pruned.shards_skipped }),
+    )?;
+    Ok(Outcome::Done)
+}
+
+fn verify(store: &Store, ui: Ui) -> Result<Outcome> {
+    let mut damaged = 0;
+    let mut layers = Vec::new();
+    for v in store::verify(store)? {
+        damaged += v.damaged + v.evidence_missing;
+        let text = format!(
+            "{}: {} choices and {} evidence records in {} shards hold up; {} lines damaged, {} evidence missing",
+            v.root.display(),
+            v.choices,
+            v.evidence,
+            v.shards,
+            v.damaged,
+            v.evidence_missing
+        );
+        v.warnings.iter().for_each(|w| ui.note(&format!("warning: {w}")));
+        let fields = [("choices", v.choices), ("evidence", v.evidence), ("shards", v.shards), ("damaged", v.damaged)];
+        let mut layer: serde_json::Map<String, Value> =
+            fields.map(|(k, n)| (k.to_owned(), n.into())).into_iter().collect();
+        layer.insert("evidence_missing".into(), v.evidence_missing.into());
+        layer.insert("root".into(), v.root.display().to_string().into());
+        layers.push((text, Value::Object(layer)));
+    }
+    if ui.json {
+        report::print_json(&layers.into_iter().map(|l| l.1).collect::<Vec<_>>())?;
+    } else {
+        report::print(&layers.into_iter().map(|l| l.0 + "\n").collect::<String>())?;
+    }
+    Ok(if damaged == 0 { Outcome::Done } else { Outcome::No })
+}
+
+/// One sentence, or the report as JSON.
+fn say(ui: Ui, sentence: &str, json: Value) -> Result<()> {
+    if ui.json { report::print_json(&json) } else { report::print(&format!("{sentence}\n")) }
+}
