@@ -66,7 +66,8 @@ isa_kernel! {
     /// Prefill tasks `tasks` of `0..prefill_tasks`: (kv head, block of queries), with scratch of `prefill_scratch` elements.
     ///
     /// # Safety
-    /// Of the returned function: concurrent calls have disjoint tasks and their own scratch; nothing else writes the cache or `out`.
+    /// Of the returned function: concurrent calls have disjoint tasks and their own scratch; nothing else writes the cache
+    /// or `out`.
     pub fn prefill(args: &Attention, tasks: Range<usize>, scratch: &mut [f32]) = prefill_body
 }
 
@@ -74,7 +75,8 @@ isa_kernel! {
     /// Decode tasks `tasks` of `0..decode_tasks` (kv head, run of segments), for `queries == 1`: fills `partials`.
     ///
     /// # Safety
-    /// Of the returned function: concurrent calls have disjoint tasks and their own scratch; nothing else writes the cache or `partials`.
+    /// Of the returned function: concurrent calls have disjoint tasks and their own scratch; nothing else writes the cache
+    /// or `partials`.
     pub fn decode(args: &Attention, tasks: Range<usize>, partials: &Shared<f32>, scratch: &mut [f32]) = decode_body
 }
 
