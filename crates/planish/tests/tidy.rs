@@ -37,8 +37,8 @@ const OP_NAMES: &[&str] = &[
 /// Words that would tie the kernels to a model.
 const MODEL_NAMES: &[&str] = &["llama", "qwen", "gemma", "smollm", "mistral", "phi3"];
 
-/// Phrases that hold a model name and are not one.
-const NOT_MODELS: &[&str] = &["llama.cpp", "llama3 scaling", "llama3_scaling"];
+/// Words that hold a model name and are not one: an engine we compare with, and a way of scaling rotary angles.
+const NOT_MODELS: &[&str] = &["llama.cpp", "llama3"];
 
 /// Folders and files where the target may be asked for, and `unsafe` may stand.
 const MACHINE_CODE: &[&str] = &["crates/planish-device/src/", "crates/planish-kernels/src/cpu/"];
