@@ -3,5 +3,6 @@
 pub mod arch;
 pub mod error;
 pub mod gguf;
+pub mod text;
 
 pub use error::{Error, Result};

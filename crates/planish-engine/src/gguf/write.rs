@@ -71,7 +71,7 @@ impl TensorDecl {
 }
 
 /// Collects metadata and tensors and writes them as a file of version 3.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Writer {
     meta: Vec<(String, MetaValue)>,
     tensors: Vec<(TensorDecl, Vec<u8>)>,
