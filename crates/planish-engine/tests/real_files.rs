@@ -1,29 +1,12 @@
 //! Real model files, where a directory of them is given: the reader and the architecture table accept what exists.
 
-#![allow(clippy::print_stdout, reason = "a skipped test says why")]
-
-use std::path::PathBuf;
+mod common;
 
 use planish_engine::arch::{Hyper, RopeScaling};
 use planish_engine::gguf::Gguf;
 
-/// The directory of real models, or `None` after saying why tests of them are skipped.
-fn model_dir() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache/planish/models"));
-    let dir = std::env::var_os("PLANISH_MODELS").map(PathBuf::from).or(home)?;
-    if dir.is_dir() {
-        return Some(dir);
-    }
-    println!("skipped: no directory {} (set PLANISH_MODELS)", dir.display());
-    None
-}
-
 fn open(name: &str) -> Option<(Gguf, Hyper)> {
-    let path = model_dir()?.join(name);
-    if !path.is_file() {
-        println!("skipped: no {}", path.display());
-        return None;
-    }
+    let path = common::model_file(name)?;
     let file = Gguf::open(&path).expect("a good file opens");
     let hyper = Hyper::read(&file).expect("a good model is accepted");
     Some((file, hyper))
