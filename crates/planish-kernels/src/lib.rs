@@ -1,8 +1,16 @@
 //! The op table: specification, reference, space, cost, cases and kernels of every op; quantised block formats.
 
 pub mod cpu;
+pub mod data;
 mod error;
+pub mod gate;
+pub mod op;
+pub mod ops;
 pub mod quant;
 pub mod reference;
+pub mod step;
+pub mod subject;
+pub mod weight;
 
 pub use error::Error;
+pub use op::{Cost, Op};

@@ -88,6 +88,11 @@ impl WeightType {
         self.record().name
     }
 
+    /// The type of this name, as in `q4_k`.
+    pub fn from_name(name: &str) -> Option<WeightType> {
+        TYPES.iter().find(|r| r.name == name).map(|r| r.weight)
+    }
+
     /// The type that a GGUF file means by this number, if it is one that planish reads.
     pub fn from_gguf(id: u32) -> Option<WeightType> {
         TYPES.iter().find(|r| r.gguf_id == id).map(|r| r.weight)

@@ -1,0 +1,119 @@
+//! Seeded inputs for problems: ordinary and extreme floats, and weights in every format.
+
+use half::f16;
+
+use crate::cpu::matmul::Layout;
+use crate::op::Fill;
+use crate::quant::WeightType;
+
+/// A small counter-free generator (SplitMix64); the same seed gives the same inputs everywhere.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator started at `seed`.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed ^ 0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`; `n` is not zero.
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// Uniform in -1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// About normal with unit variance.
+    pub fn normal(&mut self) -> f32 {
+        let sum: f32 = (0..6).map(|_| self.unit()).sum();
+        sum * std::f32::consts::FRAC_1_SQRT_2
+    }
+}
+
+/// `n` values: normal, or with one in sixteen a thousand times larger or smaller.
+pub fn floats(rng: &mut Rng, n: usize, fill: Fill) -> Vec<f32> {
+    let one = |rng: &mut Rng| {
+        let v = rng.normal();
+        match (fill, rng.below(32)) {
+            (Fill::Extreme, 0) => v * 1000.0,
+            (Fill::Extreme, 1) => v * 1e-3,
+            (Fill::Extreme, 2) => 0.0,
+            _ => v,
+        }
+    };
+    (0..n).map(|_| one(rng)).collect()
+}
+
+/// Little-endian bytes of f32 values.
+pub fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Little-endian bytes of values rounded to f16.
+pub fn bytes_f16(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
+}
+
+/// File bytes of a `rows` by `cols` matrix of `ty` with random codes and scales of ordinary size (or, extreme, some zero
+/// and some large), so that values look like weights.
+pub fn weights(rng: &mut Rng, ty: WeightType, rows: usize, cols: usize, fill: Fill) -> Vec<u8> {
+    let n = rows * ty.row_bytes(cols).expect("columns are whole blocks");
+    match ty {
+        WeightType::F32 => return bytes(&floats(rng, rows * cols, fill)),
+        WeightType::F16 => return bytes_f16(&floats(rng, rows * cols, fill)),
+        WeightType::BF16 => {
+            let values = floats(rng, rows * cols, fill);
+            return values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+        }
+        _ => {}
+    }
+    let mut out = vec![0u8; n];
+    for chunk in out.chunks_mut(8) {
+        let bits = rng.bits().to_le_bytes();
+        chunk.copy_from_slice(&bits[..chunk.len()]);
+    }
+    let record = ty.record();
+    for block in out.chunks_exact_mut(record.block_bytes) {
+        for at in scale_offsets(ty) {
+            let v = 0.01 * (1.0 + rng.unit().abs());
+            let v = match (fill, rng.below(16)) {
+                (Fill::Extreme, 0) => 0.0,
+                (Fill::Extreme, 1) => -v * 50.0,
+                (Fill::Extreme, 2) => 1e-6,
+                _ => v,
+            };
+            block[*at..*at + 2].copy_from_slice(&f16::from_f32(v).to_le_bytes());
+        }
+    }
+    out
+}
+
+/// Where the f16 scales of a block lie.
+fn scale_offsets(ty: WeightType) -> &'static [usize] {
+    match ty {
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
+        WeightType::Q2_K => &[80, 82],
+        WeightType::Q3_K => &[108],
+        WeightType::Q6_K => &[208],
+        _ => &[0],
+    }
+}
+
+/// The bytes that kernels read of a matrix whose file bytes are `file`.
+pub fn pack(layout: &Layout, file: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0; layout.packed_bytes()];
+    layout.pack_rows(file, 0, &mut packed);
+    packed
+}

@@ -1,0 +1,189 @@
+//! The numerics gate: a configuration that has not passed it cannot be timed.
+//!
+//! Every problem runs twice on memory fenced by canaries, with outputs poisoned differently each time.
+//! Refused are writes outside the outputs, changed inputs, elements left unwritten, results that differ between the
+//! two runs, NaN or infinity where the reference has none, and errors beyond the bound.
+
+use std::time::Duration;
+
+use planish_device::{Backend, Buffer, Init, Launch, Slice};
+use planish_tune::{Rejection, Wrong};
+
+use crate::op::{Arg, Expected, Problem};
+
+const FENCE: usize = 256;
+const FENCE_BYTE: u8 = 0xa5;
+/// Two poisons: a float of 0xff bytes is NaN, one of 0xcb bytes is a huge negative number.
+const POISONS: [u8; 2] = [0xff, 0xcb];
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Makes the launches of a call from its argument slices.
+pub type Steps<'a> = &'a dyn Fn(&[Slice]) -> Result<Vec<Launch>, Rejection>;
+
+/// Runs `problem` and compares; returns the worst error over its bound, at most 1.
+pub fn check(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Result<f64, Rejection> {
+    let launch = |e: planish_device::Error| Rejection::Launch(e.to_string());
+    let fenced = Fenced::new(backend, problem).map_err(launch)?;
+    let sequence = backend.record(&steps(&fenced.slices)?).map_err(launch)?;
+    let mut runs = Vec::new();
+    for poison in POISONS {
+        fenced.fill(backend, problem, poison).map_err(launch)?;
+        let token = backend.submit(&sequence).map_err(launch)?;
+        backend.wait(token, DEADLINE).map_err(launch)?;
+        runs.push(fenced.read(backend).map_err(launch)?);
+    }
+    let refuse = |check: &str, worst: f64, detail: String| {
+        Rejection::Wrong(Wrong {
+            check: check.to_owned(),
+            case: format!("{} {}", problem.shape, problem.label),
+            error_over_bound: worst,
+            detail,
+        })
+    };
+    let mut worst = 0f64;
+    for (i, arg) in problem.args.iter().enumerate() {
+        let (first, second) = (&runs[0][i], &runs[1][i]);
+        judge(arg, first, second)
+            .map(|w| worst = worst.max(w))
+            .map_err(|v| refuse(v.check, v.worst, format!("argument {i}: {}", v.detail)))?;
+    }
+    Ok(worst)
+}
+
+/// Why one argument is refused.
+struct Verdict {
+    check: &'static str,
+    worst: f64,
+    detail: String,
+}
+
+fn judge(arg: &Arg, first: &[u8], second: &[u8]) -> Result<f64, Verdict> {
+    let verdict = |check, detail| Err(Verdict { check, worst: f64::INFINITY, detail });
+    let len = first.len() - 2 * FENCE;
+    for run in [first, second] {
+        let fence = run[..FENCE].iter().chain(&run[FENCE + len..]);
+        if let Some(at) = fence.into_iter().position(|b| *b != FENCE_BYTE) {
+            let side = if at < FENCE {
+                format!("{} bytes before the start", FENCE - at)
+            } else {
+                format!("{} bytes past the end", at - FENCE)
+            };
+            return verdict("canary", format!("wrote {side}"));
+        }
+    }
+    let (first, second) = (&first[FENCE..FENCE + len], &second[FENCE..FENCE + len]);
+    match arg {
+        Arg::Scratch(_) => Ok(0.0),
+        Arg::In(bytes) => match bytes.iter().zip(first).position(|(a, b)| a != b) {
+            Some(at) => verdict("input modified", format!("byte {at} changed")),
+            None => Ok(0.0),
+        },
+        Arg::Out(expected) => {
+            covered(expected, first, second, None)?;
+            compare(expected, first)
+        }
+        Arg::InOut(initial, expected) => {
+            covered(expected, first, second, Some(initial))?;
+            compare(expected, first)
+        }
+    }
+}
+
+/// Elements that kept their poison were never written; other differences between the runs are non-determinism.
+fn covered(expected: &Expected, first: &[u8], second: &[u8], initial: Option<&[u8]>) -> Result<(), Verdict> {
+    let fail = |check, detail| Err(Verdict { check, worst: f64::INFINITY, detail });
+    let n = expected.values.len();
+    for i in 0..n + expected.untouched {
+        let span = expected.dtype.span(i);
+        let (a, b) = (&first[span.clone()], &second[span.clone()]);
+        let kept = match initial {
+            Some(bytes) => bytes[span] == *a && a == b,
+            None => a.iter().all(|x| *x == POISONS[0]) && b.iter().all(|x| *x == POISONS[1]),
+        };
+        match (i < n, kept) {
+            (true, true) if initial.is_none() => {
+                return fail("coverage", format!("element {i} of {n} was not written"));
+            }
+            (false, false) => return fail("canary", format!("element {i} is past the {n} outputs and was written")),
+            (true, false) if a != b => {
+                return fail("nondeterministic", format!("element {i} differs between two runs: {a:?}, {b:?}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn compare(expected: &Expected, bytes: &[u8]) -> Result<f64, Verdict> {
+    let mut worst = (0f64, 0usize, 0f64);
+    for (i, (want, bound)) in expected.values.iter().zip(&expected.bounds).enumerate() {
+        let got = expected.dtype.value(&bytes[expected.dtype.span(i)]);
+        if want.is_nan() != got.is_nan() || (want.is_infinite() || got.is_infinite()) && *want != got {
+            let detail = format!("element {i}: got {got}, want {want}");
+            return Err(Verdict { check: "non-finite", worst: f64::INFINITY, detail });
+        }
+        let error = (got - want).abs();
+        let ratio = if want.is_nan() || error == 0.0 || got == *want { 0.0 } else { error / bound };
+        if ratio > worst.0 {
+            worst = (ratio, i, got);
+        }
+    }
+    let (ratio, i, got) = worst;
+    if ratio > 1.0 {
+        let detail = format!("element {i}: got {got:e}, want {:e} within {:e}", expected.values[i], expected.bounds[i]);
+        return Err(Verdict { check: "tolerance", worst: ratio, detail });
+    }
+    Ok(ratio)
+}
+
+/// The memory of a problem, every argument between two fences.
+pub struct Fenced {
+    buffers: Vec<Buffer>,
+    /// The arguments inside the fences.
+    pub slices: Vec<Slice>,
+}
+
+impl Fenced {
+    /// Allocates the arguments of `problem`.
+    pub fn new(backend: &dyn Backend, problem: &Problem) -> Result<Self, planish_device::Error> {
+        let mut fenced = Fenced { buffers: Vec::new(), slices: Vec::new() };
+        for arg in &problem.args {
+            let len = arg_len(arg);
+            let buffer = backend.alloc(len + 2 * FENCE, Init::Fill(FENCE_BYTE))?;
+            fenced.slices.push(buffer.slice(FENCE, len)?);
+            fenced.buffers.push(buffer);
+        }
+        Ok(fenced)
+    }
+
+    /// Puts inputs in place and poisons the rest.
+    pub fn fill(&self, backend: &dyn Backend, problem: &Problem, poison: u8) -> Result<(), planish_device::Error> {
+        for (arg, slice) in problem.args.iter().zip(&self.slices) {
+            match arg {
+                Arg::In(bytes) | Arg::InOut(bytes, _) => backend.write(slice, bytes)?,
+                Arg::Out(_) | Arg::Scratch(_) => backend.write(slice, &vec![poison; slice.len])?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, backend: &dyn Backend) -> Result<Vec<Vec<u8>>, planish_device::Error> {
+        let read = |b: &Buffer| {
+            let mut bytes = vec![0; b.len()];
+            backend.read(&b.all(), &mut bytes).map(|()| bytes)
+        };
+        self.buffers.iter().map(read).collect()
+    }
+}
+
+/// Bytes of an argument.
+pub fn arg_len(arg: &Arg) -> usize {
+    match arg {
+        Arg::In(bytes) | Arg::InOut(bytes, _) => bytes.len(),
+        Arg::Out(e) => match e.values.len() + e.untouched {
+            0 => 0,
+            n => e.dtype.span(n - 1).end,
+        },
+        Arg::Scratch(len) => *len,
+    }
+}

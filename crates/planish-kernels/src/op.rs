@@ -1,0 +1,273 @@
+//! What an op is: a value in a table, from its search space to its launches.
+
+use std::fmt;
+
+use planish_device::{Backend, Launch, Slice};
+use planish_tune::{Config, Rejection, Space, Value};
+
+use crate::cpu::isa::Isa;
+
+/// The named sizes and types that a choice depends on, such as `batch=1,cols=576,rows=1536,type=q4_1`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct Shape(Config);
+
+impl Shape {
+    /// The shape without fields.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// This shape with `name` set to `value`.
+    pub fn with(self, name: &str, value: impl Into<Value>) -> Self {
+        Shape(self.0.with(name, value))
+    }
+
+    /// The size under `name`; panics when the shape has none, since an op's shapes always carry its fields.
+    #[track_caller]
+    pub fn size(&self, name: &str) -> usize {
+        match self.0.int(name).map(usize::try_from) {
+            Some(Ok(n)) => n,
+            _ => panic!("shape {self} has no size {name}"),
+        }
+    }
+
+    /// The name under `name`; panics when the shape has none.
+    #[track_caller]
+    pub fn name(&self, name: &str) -> &str {
+        self.0.name(name).unwrap_or_else(|| panic!("shape {self} has no name {name}"))
+    }
+
+    /// Whether the shape has exactly the fields `names`, sizes being at least zero; for shapes read from outside.
+    pub fn check(&self, sizes: &[&str], names: &[&str]) -> Result<(), String> {
+        for n in sizes {
+            match self.0.int(n) {
+                Some(v) if (0..=1 << 40).contains(&v) => {}
+                _ => return Err(format!("shape {self}: {n} must be a size")),
+            }
+        }
+        for n in names {
+            self.0.name(n).ok_or_else(|| format!("shape {self}: {n} must be a name"))?;
+        }
+        if self.0.len() != sizes.len() + names.len() {
+            return Err(format!("shape {self} must have the fields {}", [sizes, names].concat().join(", ")));
+        }
+        Ok(())
+    }
+}
+
+/// `name=value,name=value` in name order: the canonical text under which choices are stored.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (k, v)) in self.0.iter().enumerate() {
+            write!(f, "{}{k}={v}", if i > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Scalars of a call that no choice depends on, such as `eps`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attrs(Vec<(&'static str, f64)>);
+
+impl Attrs {
+    /// No scalars.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// These scalars and `name`.
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.0.push((name, value));
+        self
+    }
+
+    /// The scalar `name`, zero when absent.
+    pub fn get(&self, name: &str) -> f64 {
+        self.0.iter().find(|(n, _)| *n == name).map_or(0.0, |(_, v)| *v)
+    }
+
+    /// Whether the flag `name` is set.
+    pub fn is(&self, name: &str) -> bool {
+        self.get(name) != 0.0
+    }
+}
+
+/// What one execution must do at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Additions and multiplications.
+    pub flops: u64,
+    /// Bytes that must be read.
+    pub read_bytes: u64,
+    /// Bytes that must be written.
+    pub write_bytes: u64,
+}
+
+/// The machine a call is turned into launches for.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    /// Memory, programs and limits.
+    pub backend: &'a dyn Backend,
+    /// Instruction set of the CPU kernels.
+    pub isa: Isa,
+}
+
+/// One use of an op: its shape, scalars and memory.
+#[derive(Clone)]
+pub struct OpCall {
+    /// The op.
+    pub op: &'static Op,
+    /// What its choice depends on.
+    pub shape: Shape,
+    /// Scalars.
+    pub attrs: Attrs,
+    /// Memory, in the op's order.
+    pub args: Vec<Slice>,
+}
+
+impl OpCall {
+    /// The launches of this call under `config`, or the constraint that forbids it.
+    pub fn steps(&self, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
+        (self.op.steps)(self, config, machine)
+    }
+}
+
+/// Element type of a tensor that the gate compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float.
+    F16,
+    /// Signed bytes.
+    I8,
+    /// Metadata of 8-bit activation blocks, 16 bytes each: scale, scaled sum and sum as f32, two half sums as i16.
+    Block,
+}
+
+impl Dtype {
+    /// The bytes of value `i`.
+    pub fn span(self, i: usize) -> std::ops::Range<usize> {
+        match self {
+            Dtype::F32 => i * 4..i * 4 + 4,
+            Dtype::F16 => i * 2..i * 2 + 2,
+            Dtype::I8 => i..i + 1,
+            Dtype::Block => {
+                let (block, field) = (i / 5 * 16, i % 5);
+                if field < 3 {
+                    block + field * 4..block + field * 4 + 4
+                } else {
+                    block + 6 + field * 2..block + 8 + field * 2
+                }
+            }
+        }
+    }
+
+    /// The value in `bytes`, which are those of one value.
+    pub fn value(self, bytes: &[u8]) -> f64 {
+        match *bytes {
+            [b] => f64::from(b as i8),
+            [a, b] if self == Dtype::F16 => f64::from(half::f16::from_le_bytes([a, b])),
+            [a, b] => f64::from(i16::from_le_bytes([a, b])),
+            [a, b, c, d] => f64::from(f32::from_le_bytes([a, b, c, d])),
+            _ => unreachable!("values are one, two or four bytes"),
+        }
+    }
+}
+
+/// What an output must hold.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// How to read the bytes.
+    pub dtype: Dtype,
+    /// Wanted values, in f64.
+    pub values: Vec<f64>,
+    /// Largest allowed absolute error of each value; 0 asks for equality.
+    pub bounds: Vec<f64>,
+    /// Values of the buffer behind those, which must stay as they were.
+    pub untouched: usize,
+}
+
+impl Expected {
+    /// f32 outputs under the gate's rule: at most twice the error of plain f32 arithmetic plus one rounding, and never
+    /// above the ceiling `1e-5 |y| + 2e-6 max |y|`.
+    pub fn f32(y64: Vec<f64>, y32: &[f32]) -> Self {
+        assert_eq!(y64.len(), y32.len(), "one plain value for each exact one");
+        let finite = || y64.iter().zip(y32).filter(|(w, p)| w.is_finite() && p.is_finite());
+        let plain = finite().map(|(w, p)| (f64::from(*p) - w).abs()).fold(0.0, f64::max);
+        let scale = finite().map(|(w, _)| w.abs()).fold(0.0, f64::max);
+        let rule = 2.0 * plain + scale * f64::from(f32::EPSILON) / 2.0;
+        let bounds = y64.iter().map(|w| rule.min(1e-5 * w.abs() + 2e-6 * scale)).collect();
+        Expected { dtype: Dtype::F32, values: y64, bounds, untouched: 0 }
+    }
+
+    /// The same, followed by `untouched` values that must keep what they hold.
+    pub fn then_untouched(mut self, untouched: usize) -> Self {
+        self.untouched = untouched;
+        self
+    }
+}
+
+/// One argument of a problem.
+#[derive(Clone, Debug)]
+pub enum Arg {
+    /// Read, and must not change.
+    In(Vec<u8>),
+    /// Poisoned before, must be covered and right after.
+    Out(Expected),
+    /// Read and updated.
+    InOut(Vec<u8>, Expected),
+    /// Poisoned before, free to use.
+    Scratch(usize),
+}
+
+/// A call with data: inputs, and what must come out, computed in f64 on the inputs as rounded.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Shape, with the fields of the op.
+    pub shape: Shape,
+    /// Scalars.
+    pub attrs: Attrs,
+    /// Arguments in the op's order.
+    pub args: Vec<Arg>,
+    /// What makes this problem special, for reports.
+    pub label: String,
+}
+
+/// Which inputs a problem gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Fill {
+    /// Random of ordinary size.
+    Random,
+    /// Random with some values huge and some tiny.
+    Extreme,
+}
+
+/// An op of the table.
+pub struct Op {
+    /// Name in stores, reports and configurations.
+    pub name: &'static str,
+    /// The formula, and which resource bounds it.
+    pub about: &'static str,
+    /// Checks the fields of a shape read from outside.
+    pub check: fn(&Shape) -> Result<(), String>,
+    /// What may be tried at this shape on this machine.
+    pub space: fn(&Shape, &Machine<'_>) -> Space,
+    /// What one execution must do at least.
+    pub cost: fn(&Shape) -> Cost,
+    /// Shapes that the gate runs: the tuned one or a stand-in small enough to check in f64, then edges and odd tails.
+    pub cases: fn(&Shape) -> Vec<Shape>,
+    /// Inputs and expected outputs.
+    pub problem: fn(&Shape, u64, Fill) -> Problem,
+    /// Ordered launches under a configuration.
+    pub steps: fn(&OpCall, &Config, &Machine<'_>) -> Result<Vec<Launch>, Rejection>,
+    /// Which arguments are rotated between timings so that caches stay cold.
+    pub rotated: &'static [usize],
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Op({})", self.name)
+    }
+}

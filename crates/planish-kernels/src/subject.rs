@@ -1,0 +1,216 @@
+//! One op at one shape on one machine, as the tuner sees it: candidates are gated, then timed cold.
+//!
+//! A sample runs the op many times in one recorded sequence, as a token does, over copies of its large arguments that
+//! together exceed the last-level cache, as the weights of a model do.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use planish_device::{Buffer, Error, Init, Sequence, Slice};
+use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject};
+
+use crate::gate;
+use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
+
+/// What a subject is made from; sent to a worker process as JSON.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Spec {
+    /// Name of the op in the table.
+    pub op: String,
+    /// Its shape.
+    pub shape: Shape,
+    /// Bytes that rotated copies must exceed, so that a timing starts cold; 0 leaves caches warm.
+    pub rotate_bytes: u64,
+    /// Measured read bandwidth in GB/s for the roofline, when known.
+    pub read_gb_s: Option<f64>,
+    /// Seed of all inputs.
+    pub seed: u64,
+}
+
+/// Launches in one timed sequence, at least, so that waking the pool does not count.
+const LAUNCHES: usize = 48;
+/// Bytes read by one timed sequence, at least.
+const SAMPLE_BYTES: u64 = 8 << 20;
+/// Copies of rotated arguments, at most.
+const COPIES: u64 = 1024;
+
+/// An op at a shape on a machine.
+pub struct OpSubject<'a> {
+    op: &'static Op,
+    shape: Shape,
+    spec: Spec,
+    machine: Machine<'a>,
+    space: Space,
+    problems: Vec<Problem>,
+    rotation: Option<Rotation>,
+    sequences: HashMap<Config, Vec<Sequence>>,
+    turn: usize,
+}
+
+/// Copies of the arguments; the rotated ones differ from set to set, the others are shared.
+struct Rotation {
+    attrs: crate::op::Attrs,
+    sets: Vec<Vec<Slice>>,
+}
+
+impl<'a> OpSubject<'a> {
+    /// The subject that `spec` describes; an error names what is wrong with it.
+    pub fn new(spec: Spec, machine: Machine<'a>) -> Result<Self, String> {
+        let op = crate::ops::find(&spec.op).ok_or_else(|| format!("no op is called {}", spec.op))?;
+        (op.check)(&spec.shape)?;
+        let shape = spec.shape.clone();
+        let space = (op.space)(&shape, &machine);
+        Ok(OpSubject {
+            op,
+            shape,
+            spec,
+            machine,
+            space,
+            problems: Vec::new(),
+            rotation: None,
+            sequences: HashMap::new(),
+            turn: 0,
+        })
+    }
+
+    /// What one execution costs at least.
+    pub fn cost(&self) -> Cost {
+        (self.op.cost)(&self.shape)
+    }
+
+    /// The problems of the gate: the op's cases, each with ordinary and with extreme inputs.
+    fn problems(&mut self) -> &[Problem] {
+        if self.problems.is_empty() {
+            for (i, shape) in (self.op.cases)(&self.shape).iter().enumerate() {
+                let seed = self.spec.seed.wrapping_add(i as u64);
+                self.problems.push((self.op.problem)(shape, seed, Fill::Random));
+                self.problems.push((self.op.problem)(shape, seed ^ 0x5eed, Fill::Extreme));
+            }
+        }
+        &self.problems
+    }
+
+    fn call(&self, shape: &Shape, attrs: &crate::op::Attrs, args: &[Slice]) -> OpCall {
+        OpCall { op: self.op, shape: shape.clone(), attrs: attrs.clone(), args: args.to_vec() }
+    }
+
+    fn rotation(&mut self) -> Result<&Rotation, Error> {
+        if self.rotation.is_none() {
+            let problem = (self.op.problem)(&self.shape, self.spec.seed, Fill::Random);
+            self.rotation = Some(Rotation::new(self.op, &problem, self.spec.rotate_bytes, &self.machine)?);
+        }
+        Ok(self.rotation.as_ref().expect("made above"))
+    }
+
+    /// Timed sequences of `config`: together they visit every copy, each is long enough to hide its own start.
+    fn sequences(&mut self, config: &Config) -> Result<&[Sequence], Rejection> {
+        if !self.sequences.contains_key(config) {
+            let launch = |e: Error| Rejection::Launch(e.to_string());
+            self.rotation().map_err(launch)?;
+            let rotation = self.rotation.as_ref().expect("made above");
+            let bytes = self.cost().read_bytes.max(1);
+            let per_sequence = LAUNCHES.max((SAMPLE_BYTES / bytes) as usize).min(512);
+            let sets = &rotation.sets;
+            let count = sets.len().div_ceil(per_sequence);
+            let mut recorded = Vec::new();
+            for s in 0..count {
+                let mut launches = Vec::new();
+                for l in 0..per_sequence {
+                    let set = &sets[(s * per_sequence + l) % sets.len()];
+                    launches.extend(self.call(&self.shape, &rotation.attrs, set).steps(config, &self.machine)?);
+                }
+                recorded.push(self.machine.backend.record(&launches).map_err(launch)?);
+            }
+            self.sequences.insert(config.clone(), recorded);
+        }
+        Ok(&self.sequences[config])
+    }
+
+    /// Launches of the op in one timed sequence.
+    fn executions(&self) -> usize {
+        LAUNCHES.max((SAMPLE_BYTES / self.cost().read_bytes.max(1)) as usize).min(512)
+    }
+}
+
+impl Rotation {
+    fn new(op: &'static Op, problem: &Problem, rotate_bytes: u64, machine: &Machine<'_>) -> Result<Self, Error> {
+        let rotated: usize = op.rotated.iter().map(|i| gate::arg_len(&problem.args[*i]).next_multiple_of(256)).sum();
+        let copies = if rotated == 0 { 1 } else { rotate_bytes.div_ceil(rotated as u64).clamp(1, COPIES) as usize };
+        let mut shared = Vec::new();
+        for (i, arg) in problem.args.iter().enumerate() {
+            let copies = if op.rotated.contains(&i) { copies } else { 1 };
+            shared.push(Self::arg(arg, copies, machine)?);
+        }
+        let set = |c: usize| {
+            let slice = |(i, b): (usize, &Buffer)| {
+                let len = gate::arg_len(&problem.args[i]);
+                b.slice(if op.rotated.contains(&i) { c * len.next_multiple_of(256) } else { 0 }, len)
+            };
+            shared.iter().enumerate().map(slice).collect::<Result<Vec<_>, _>>()
+        };
+        let sets = (0..copies).map(set).collect::<Result<Vec<_>, _>>()?;
+        Ok(Rotation { attrs: problem.attrs.clone(), sets })
+    }
+
+    fn arg(arg: &Arg, copies: usize, machine: &Machine<'_>) -> Result<Buffer, Error> {
+        let len = gate::arg_len(arg);
+        let stride = len.next_multiple_of(256);
+        let buffer = machine.backend.alloc(stride * copies, Init::Zero)?;
+        if let Arg::In(bytes) | Arg::InOut(bytes, _) = arg {
+            for c in 0..copies {
+                machine.backend.write(&buffer.slice(c * stride, len)?, bytes)?;
+            }
+        }
+        Ok(buffer)
+    }
+}
+
+impl Subject for OpSubject<'_> {
+    fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn points(&self) -> Vec<Point> {
+        vec![Point(0)]
+    }
+
+    fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection> {
+        if let Some(name) = self.space.violated(config) {
+            return Err(Rejection::Constraint(name));
+        }
+        self.problems();
+        let mut worst = 0f64;
+        for problem in &self.problems {
+            let call = |args: &[Slice]| self.call(&problem.shape, &problem.attrs, args).steps(config, &self.machine);
+            worst = worst.max(gate::check(self.machine.backend, problem, &call)?);
+        }
+        Admitted::new(config.clone(), worst)
+    }
+
+    fn time(&mut self, admitted: &Admitted, _point: Point) -> Result<Sample, Rejection> {
+        let executions = self.executions();
+        let turn = self.turn;
+        self.turn += 1;
+        let backend = self.machine.backend;
+        let sequences = self.sequences(admitted.config())?;
+        let sequence = &sequences[turn % sequences.len()];
+        let timing = backend.time(std::slice::from_ref(sequence), 1).map_err(|e| Rejection::Launch(e.to_string()))?;
+        Ok(Sample { ns: timing.ns / executions as f64, reps: timing.reps * executions as u32 })
+    }
+
+    /// The default on the smallest case: enough to see that memory and threads still work.
+    fn sentinel(&mut self) -> Result<(), Rejection> {
+        let default = self.space.default.clone();
+        self.problems();
+        let problem = self.problems.last().expect("an op has cases");
+        let call = |args: &[Slice]| self.call(&problem.shape, &problem.attrs, args).steps(&default, &self.machine);
+        gate::check(self.machine.backend, problem, &call).map(drop)
+    }
+
+    fn floor(&self, _point: Point) -> Option<Duration> {
+        if self.spec.rotate_bytes == 0 {
+            return None;
+        }
+        self.spec.read_gb_s.map(|gb_s| Duration::from_secs_f64(self.cost().read_bytes as f64 / (gb_s * 1e9)))
+    }
+}

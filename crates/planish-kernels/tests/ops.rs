@@ -1,0 +1,102 @@
+//! Every op of the table passes its own gate on the CPU, at the corners of its space, on every instruction set here.
+
+use planish_device::cpu::{Cpu, CpuOptions};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::op::{Machine, Shape};
+use planish_kernels::ops::{self, OPS};
+use planish_kernels::quant::TYPES;
+use planish_kernels::subject::{OpSubject, Spec};
+use planish_tune::{Config, Rejection, Space, Subject};
+
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a CPU backend")
+}
+
+/// The default, and for every parameter its first and last value with the others at their defaults.
+fn corners(space: &Space) -> Vec<Config> {
+    let mut all = vec![space.default.clone()];
+    for p in &space.params {
+        for value in [p.values.first(), p.values.last()].into_iter().flatten() {
+            let config = space.default.clone().with(p.name, value.clone());
+            if space.violated(&config).is_none() && !all.contains(&config) {
+                all.push(config);
+            }
+        }
+    }
+    all
+}
+
+#[track_caller]
+fn check(machine: Machine<'_>, op: &str, shape: Shape) {
+    let spec = Spec { op: op.to_owned(), shape, rotate_bytes: 0, read_gb_s: None, seed: 7 };
+    let named = format!("{op} {} on {}", spec.shape, machine.isa);
+    let mut subject = OpSubject::new(spec, machine).unwrap_or_else(|e| panic!("{named}: {e}"));
+    for config in corners(&subject.space().clone()) {
+        subject.admit(&config).unwrap_or_else(|r: Rejection| panic!("{named} with {config}: {r}"));
+    }
+}
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|i| i.is_supported())
+}
+
+fn shape(fields: &str) -> Shape {
+    fields.split(',').fold(Shape::new(), |s, f| {
+        let (name, value) = f.split_once('=').expect("name=value");
+        match value.parse::<i64>() {
+            Ok(v) => s.with(name, v),
+            Err(_) => s.with(name, value),
+        }
+    })
+}
+
+#[test]
+fn matmul_of_every_type_and_class() {
+    let cpu = cpu();
+    for isa in isas() {
+        let machine = Machine { backend: &cpu, isa };
+        for t in &TYPES {
+            let cols = (3 * t.block_elements).max(96);
+            for act in if t.weight.is_float() { &["f32"][..] } else { &["f32", "int8"] } {
+                for (op, batch) in [("matvec", 1), ("gemm", 19)] {
+                    let fields = format!("type={},rows=77,cols={cols},act={act},batch={batch}", t.name);
+                    check(machine, op, shape(&fields));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_other_op() {
+    let cpu = cpu();
+    let shapes = [
+        ("embed", "type=q8_0,rows=40,cols=96,batch=5"),
+        ("embed", "type=f16,rows=40,cols=50,batch=5"),
+        ("embed", "type=q6_k,rows=40,cols=512,batch=5"),
+        ("rms_norm", "cols=576,batch=4,forms=f32"),
+        ("rms_norm", "cols=576,batch=4,forms=int8"),
+        ("rms_norm", "cols=96,batch=1,forms=both"),
+        ("rms_norm", "cols=50,batch=3,forms=f32"),
+        ("rms_norm_add", "cols=576,batch=4"),
+        ("rope", "heads=9,kv_heads=3,head_dim=64,dims=64,pairs=neighbours,norm=0,kv=f16,context=64,batch=4"),
+        ("rope", "heads=4,kv_heads=2,head_dim=80,dims=40,pairs=halves,norm=1,kv=f32,context=40,batch=4"),
+        ("attention", "heads=9,kv_heads=3,head_dim=64,kv=f16,context=512,batch=16,forms=int8"),
+        ("attention", "heads=4,kv_heads=4,head_dim=50,kv=f32,context=256,batch=16,forms=f32"),
+        ("attention_decode", "heads=9,kv_heads=3,head_dim=64,kv=f16,context=512,batch=1,forms=both"),
+        ("attention_decode", "heads=4,kv_heads=1,head_dim=256,kv=f32,context=512,batch=1,forms=int8"),
+        ("glu", "gate=silu,cols=1536,batch=3,forms=int8"),
+        ("glu", "gate=gelu,cols=151,batch=3,forms=f32"),
+        ("softcap", "cols=5000,batch=2"),
+    ];
+    for op in OPS {
+        let covered = shapes.iter().any(|(name, _)| *name == op.name) || matches!(op.name, "matvec" | "gemm");
+        assert!(covered, "op {} has no shape in this test", op.name);
+    }
+    for isa in isas() {
+        for (op, fields) in shapes {
+            check(Machine { backend: &cpu, isa }, op, shape(fields));
+        }
+    }
+    assert!(ops::find("no such op").is_none());
+}
