@@ -27,6 +27,7 @@ pub struct Layout {
     rows: usize,
     cols: usize,
     row_bytes: usize,
+    group_bytes: usize,
 }
 
 impl Layout {
@@ -36,8 +37,14 @@ impl Layout {
         let row_bytes = weight.row_bytes(cols).ok_or_else(|| {
             Error::new(format!("{weight} weights: {cols} columns are not a multiple of the block of {unit}"))
         })?;
-        let layout = Layout { weight, rows, cols, row_bytes };
-        let fits = rows.checked_next_multiple_of(GROUP).and_then(|r| r.checked_mul(row_bytes + row_bytes / 16));
+        let group_bytes = if weight.is_float() {
+            GROUP.saturating_mul(row_bytes)
+        } else {
+            (cols / unit).saturating_mul(codec(weight).packed_block_bytes())
+        };
+        let layout = Layout { weight, rows, cols, row_bytes, group_bytes };
+        let fits =
+            rows.checked_next_multiple_of(GROUP).and_then(|r| r.checked_mul(row_bytes.saturating_add(row_bytes / 16)));
         fits.filter(|&b| b <= isize::MAX as usize)
             .ok_or_else(|| Error::new(format!("{weight} weights: {rows} × {cols} overflow memory")))?;
         Ok(layout)
@@ -70,10 +77,7 @@ impl Layout {
 
     /// Bytes of a group of eight rows.
     pub fn group_bytes(&self) -> usize {
-        if self.is_borrowed() {
-            return GROUP * self.row_bytes;
-        }
-        self.cols / self.weight.record().block_elements * codec(self.weight).packed_block_bytes()
+        self.group_bytes
     }
 
     /// Bytes that the kernels read: the packed size, or the file's for float types.
