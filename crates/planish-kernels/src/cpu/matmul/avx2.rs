@@ -33,6 +33,7 @@ macro_rules! by_count {
         }
     };
 }
+pub(super) use by_count;
 
 /// Operations that are the same with and without VNNI.
 macro_rules! shared_x86_ops {
@@ -81,6 +82,8 @@ macro_rules! shared_x86_ops {
         }
     };
 }
+
+pub(super) use shared_x86_ops;
 
 impl Lanes for Avx2Lanes {
     type I = __m256i;

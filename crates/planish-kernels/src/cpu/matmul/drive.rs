@@ -59,6 +59,10 @@ macro_rules! machine {
 machine!(PortableLanes);
 #[cfg(target_arch = "x86_64")]
 machine!(super::avx2::Avx2Lanes, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+machine!(super::vnni::VnniLanes, "avx2,fma,f16c,avx512vnni,avx512vl");
+#[cfg(target_arch = "aarch64")]
+machine!(super::neon::NeonLanes, "neon,dotprod");
 
 /// Something that computes tiles of any of the shapes that a walk needs.
 pub(crate) trait Tiles {

@@ -14,9 +14,13 @@ mod drive;
 mod formats;
 mod lanes;
 mod layout;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 pub use activation::{BLOCK, BlockMeta, quantize};
 pub use check::self_check;

@@ -72,7 +72,13 @@ pub fn variants() -> &'static [Variant] {
         let mut all = Vec::new();
         portable(&mut all);
         #[cfg(target_arch = "x86_64")]
-        simd::<super::avx2::Avx2Lanes>(Isa::Avx2, &mut all);
+        {
+            use super::{avx2::Avx2Lanes, vnni::VnniLanes};
+            simd::<Avx2Lanes, Avx2Lanes>(Isa::Avx2, &mut all);
+            simd::<Avx2Lanes, VnniLanes>(Isa::Vnni, &mut all);
+        }
+        #[cfg(target_arch = "aarch64")]
+        simd::<super::neon::NeonLanes, super::neon::NeonLanes>(Isa::Neon, &mut all);
         all
     });
     &ALL
@@ -99,11 +105,11 @@ macro_rules! add {
 }
 
 macro_rules! for_each_format {
-    ($f:ident, $($arg:expr),*; $($m:ty)?) => {
-        for_each_format!(@ $f, ($($arg),*), ($($m)?) Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS)
+    ($f:ident, $($arg:expr),*; $($m:ty),*) => {
+        for_each_format!(@ $f, ($($arg),*), ($($m),*) Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS)
     };
     (@ $f:ident, $args:tt, $m:tt $($name:ident)*) => { $(for_each_format!(! $f, $args, $m, $name);)* };
-    (! $f:ident, ($($arg:expr),*), ($($m:ty)?), $name:ident) => { $f::<$($m,)? formats::$name>($($arg),*) };
+    (! $f:ident, ($($arg:expr),*), ($($m:ty),*), $name:ident) => { $f::<$($m,)* formats::$name>($($arg),*) };
 }
 
 fn portable(all: &mut Vec<Variant>) {
@@ -123,13 +129,14 @@ fn floats<M: Machine>(isa: Isa, all: &mut Vec<Variant>) {
     add!(all, isa, F32, WeightType::BF16, Dense<M, BF16>, Matvec 1 1, Matmul 3 1);
 }
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-fn simd<M: Machine>(isa: Isa, all: &mut Vec<Variant>) {
-    fn quantised<M: Machine, F: Format>(isa: Isa, all: &mut Vec<Variant>) {
-        add!(all, isa, Int8, F::WEIGHT, Int8<M, F>, Matvec 1 1, Matvec 1 2);
-        add!(all, isa, Int8, F::WEIGHT, Int8<M, F>, Matmul 4 1, Matmul 2 1);
+/// The variants of a set whose f32 class is `M` and whose int8 class is `D`.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+fn simd<M: Machine, D: Machine>(isa: Isa, all: &mut Vec<Variant>) {
+    fn quantised<M: Machine, D: Machine, F: Format>(isa: Isa, all: &mut Vec<Variant>) {
+        add!(all, isa, Int8, F::WEIGHT, Int8<D, F>, Matvec 1 1, Matvec 1 2);
+        add!(all, isa, Int8, F::WEIGHT, Int8<D, F>, Matmul 4 1, Matmul 2 1);
         add!(all, isa, F32, F::WEIGHT, Float32<M, F>, Matvec 1 1, Matmul 4 1);
     }
-    for_each_format!(quantised, isa, all; M);
+    for_each_format!(quantised, isa, all; M, D);
     floats::<M>(isa, all);
 }
