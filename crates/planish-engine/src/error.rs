@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Text,
     /// A request that does not fit: context length, ids, parameters.
     Request,
+    /// The machine refused or failed.
+    Device,
 }
 
 /// A refusal, with the numbers that explain it and, where one is known, the next step.
@@ -90,3 +92,13 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<planish_device::Error> for Error {
+    fn from(e: planish_device::Error) -> Error {
+        let error = Error::new(Kind::Device, e.to_string());
+        match e.hint() {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! One decoder for every architecture of the table: buffers, the recorded steps, and feeding tokens through them.
+
+use std::time::Duration;
+
+use half::f16;
+use planish_device::{Init, Sequence, Slice};
+use planish_kernels::cpu::rope::RopeTable;
+use planish_kernels::op::Machine;
+use planish_kernels::ops::{self, glu::Gate};
+use planish_kernels::step;
+use planish_kernels::weight::{Activation, Activations, Int8};
+
+use crate::arch::{self, Hyper};
+use crate::error::{Error, Result};
+use crate::plan::{Choices, Emit, Entry};
+use crate::weights::{Layer, Weights};
+
+/// A step that takes longer than this has hung.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Element type of the key/value cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+impl KvType {
+    /// `f16` or `f32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvType::F16 => size_of::<f16>(),
+            KvType::F32 => size_of::<f32>(),
+        }
+    }
+}
+
+/// What a decoder is built with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Positions of the key/value cache.
+    pub context: usize,
+    /// Most tokens of one prefill step.
+    pub chunk: usize,
+    /// Numerics class.
+    pub activations: Activations,
+    /// Key/value cache type.
+    pub kv: KvType,
+    /// Also record a prefill step that gives logits after every token, for verification.
+    pub all_logits: bool,
+}
+
+/// Which logits a step computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Head {
+    Last,
+    All,
+}
+
+/// A recorded step for at most `batch` tokens.
+struct Recorded {
+    batch: usize,
+    sequence: Sequence,
+}
+
+/// A model ready to run: weights, cache, scratch and recorded steps.
+pub struct Decoder<'a> {
+    machine: Machine<'a>,
+    hyper: &'a Hyper,
+    options: Options,
+    buffers: Buffers,
+    tables: Vec<RopeTable>,
+    decode: Recorded,
+    prefill: Recorded,
+    every: Option<Recorded>,
+    /// Worklist of a decode step.
+    pub decode_plan: Vec<Entry>,
+    /// Worklist of a prefill step.
+    pub prefill_plan: Vec<Entry>,
+    position: usize,
+    logits: Vec<f32>,
+}
+
+impl<'a> Decoder<'a> {
+    /// Allocates cache and scratch and records the steps.
+    pub fn new(
+        machine: Machine<'a>,
+        hyper: &'a Hyper,
+        weights: &Weights,
+        options: Options,
+        choices: &dyn Choices,
+    ) -> Result<Self> {
+        check(hyper, &options)?;
+        let buffers = Buffers::new(&machine, hyper, weights, &options)?;
+        let graph = Graph { hyper, weights, buffers: &buffers, options: &options };
+        let record = |batch, head| graph.record(machine, choices, batch, head);
+        let (decode, decode_plan) = record(1, Head::Last)?;
+        let (prefill, prefill_plan) = record(options.chunk, Head::Last)?;
+        let every = if options.all_logits { Some(record(options.chunk, Head::All)?.0) } else { None };
+        let logits = vec![0.0; hyper.vocab];
+        Ok(Decoder {
+            machine,
+            hyper,
+            options,
+            buffers,
+            tables: weights.tables.clone(),
+            decode,
+            prefill,
+            every,
+            decode_plan,
+            prefill_plan,
+            position: 0,
+            logits,
+        })
+    }
+
+    /// Tokens in the cache.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Options it was built with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Hyperparameters of the model.
+    pub fn hyper(&self) -> &Hyper {
+        self.hyper
+    }
+
+    /// Bytes of the key/value cache.
+    pub fn kv_bytes(&self) -> usize {
+        self.buffers.kv.iter().flatten().map(|s| s.len).sum()
+    }
+
+    /// Forgets all tokens after the first `position`.
+    pub fn truncate(&mut self, position: usize) {
+        self.position = self.position.min(position);
+    }
+
+    /// Feeds `ids` and returns the logits after the last; one token goes through the decode step, more through prefill.
+    ///
+    /// Ids outside the vocabulary and more tokens than the cache has room for are refused, with nothing changed.
+    pub fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+        self.admit(ids)?;
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let n = rest.len().min(self.prefill.batch);
+            let step = if n == 1 { &self.decode } else { &self.prefill };
+            self.run(step, &rest[..n])?;
+            self.position += n;
+            rest = &rest[n..];
+        }
+        let slice = self.buffers.logits.buffer.slice(self.buffers.logits.offset, self.hyper.vocab * 4)?;
+        read_f32(self.machine, &slice, &mut self.logits)?;
+        Ok(&self.logits)
+    }
+
+    /// Feeds `ids` as prefill and returns the logits after every one, `[ids.len()][vocab]`.
+    pub fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        self.admit(ids)?;
+        let mut all = Vec::new();
+        for part in ids.chunks(self.options.chunk) {
+            let step = self.every.as_ref().ok_or_else(|| {
+                Error::request("logits after every token were asked of a decoder built without `all_logits`")
+            })?;
+            self.run(step, part)?;
+            self.position += part.len();
+            for row in 0..part.len() {
+                let mut logits = vec![0.0; self.hyper.vocab];
+                let at = self.buffers.logits.offset + row * self.hyper.vocab * 4;
+                let slice = self.buffers.logits.buffer.slice(at, self.hyper.vocab * 4)?;
+                read_f32(self.machine, &slice, &mut logits)?;
+                all.push(logits);
+            }
+        }
+        Ok(all)
+    }
+
+    fn admit(&self, ids: &[u32]) -> Result<()> {
+        if ids.is_empty() {
+            return Err(Error::request("no token was given"));
+        }
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.hyper.vocab) {
+            return Err(Error::request(format!("token {id} is outside the vocabulary of {}", self.hyper.vocab)));
+        }
+        let (room, wanted) = (self.options.context - self.position, ids.len());
+        if wanted > room {
+            let context = self.options.context;
+            let message = format!("{wanted} tokens do not fit: {} of {context} positions are taken", self.position);
+            return Err(Error::request(message).with_hint("use a larger --context"));
+        }
+        Ok(())
+    }
+
+    fn run(&self, step: &Recorded, ids: &[u32]) -> Result<()> {
+        let backend = self.machine.backend;
+        write(self.machine, &self.buffers.step, &step::encode(ids, self.position as u32))?;
+        for (table, slices) in self.tables.iter().zip(&self.buffers.tables) {
+            let n = ids.len() * table.row_len();
+            let (mut cos, mut sin) = (vec![0.0; n], vec![0.0; n]);
+            table.fill(self.position, &mut cos, &mut sin);
+            for (values, slice) in [cos, sin].iter().zip(slices) {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                write(self.machine, slice, &bytes)?;
+            }
+        }
+        let token = backend.submit(&step.sequence)?;
+        Ok(backend.wait(token, DEADLINE)?)
+    }
+
+    /// The keys and values of the first `position` slots of a layer, as bytes, for tests of bit equality.
+    pub fn kv_snapshot(&self, layer: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+        let [k, v] = &self.buffers.kv[layer];
+        let read = |s: &Slice| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; s.len];
+            self.machine.backend.read(s, &mut bytes)?;
+            Ok(bytes)
+        };
+        Ok((read(k)?, read(v)?))
+    }
+}
+
+fn check(hyper: &Hyper, options: &Options) -> Result<()> {
+    if options.context == 0 || options.context > hyper.context {
+        return Err(Error::request(format!(
+            "a context of {} was asked for; the model was made for {}",
+            options.context, hyper.context
+        ))
+        .with_hint(format!("use --context {} or less", hyper.context)));
+    }
+    if options.chunk == 0 {
+        return Err(Error::request("a prefill chunk of 0 tokens was asked for"));
+    }
+    Ok(())
+}
+
+/// Writes `bytes` to the start of `to`.
+fn write(machine: Machine<'_>, to: &Slice, bytes: &[u8]) -> Result<()> {
+    Ok(machine.backend.write(&to.buffer.slice(to.offset, bytes.len())?, bytes)?)
+}
+
+fn read_f32(machine: Machine<'_>, from: &Slice, to: &mut [f32]) -> Result<()> {
+    let mut bytes = vec![0u8; to.len() * 4];
+    machine.backend.read(from, &mut bytes)?;
+    for (v, b) in to.iter_mut().zip(bytes.chunks_exact(4)) {
+        *v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    }
+    Ok(())
+}
+
+/// Scratch and cache of a decoder.
+struct Buffers {
+    step: Slice,
+    x: Slice,
+    y: Slice,
+    a: Activation,
+    o: Activation,
+    b: Activation,
+    last: Activation,
+    q: Slice,
+    k: Slice,
+    v: Slice,
+    gate: Slice,
+    up: Slice,
+    tables: Vec<[Slice; 2]>,
+    partial: Slice,
+    kv: Vec<[Slice; 2]>,
+    logits: Slice,
+}
+
+impl Buffers {
+    fn new(machine: &Machine<'_>, hyper: &Hyper, weights: &Weights, options: &Options) -> Result<Self> {
+        let batch = options.chunk;
+        let alloc = |bytes: usize| -> Result<Slice> { Ok(machine.backend.alloc(bytes, Init::Zero)?.all()) };
+        let rows = |cols: usize| alloc(batch * cols * 4);
+        let forms = weights.forms(options.activations);
+        let activation = |batch: usize, cols: usize| -> Result<Activation> {
+            let f32 = forms.f32.then(|| alloc(batch * cols * 4)).transpose()?;
+            let blocks =
+                || -> Result<Int8> { Ok(Int8 { codes: alloc(batch * cols)?, meta: alloc(batch * cols / 2)? }) };
+            let int8 = if forms.int8 && cols.is_multiple_of(32) { Some(blocks()?) } else { None };
+            Ok(Activation { cols, f32, int8 })
+        };
+        let (wide, kv_cols) = (hyper.heads * hyper.head_dim, hyper.kv_heads * hyper.head_dim);
+        let (k, v) = ops::attention::cache_bytes(hyper.kv_heads, hyper.head_dim, options.context, options.kv.name());
+        let cache = |_| -> Result<[Slice; 2]> { Ok([alloc(k)?, alloc(v)?]) };
+        let table = |t: &RopeTable| -> Result<[Slice; 2]> { Ok([rows(t.row_len())?, rows(t.row_len())?]) };
+        let partial = ops::attention::scratch_bytes(hyper.heads, hyper.kv_heads, hyper.head_dim, options.context);
+        let logit_rows = if options.all_logits { batch } else { 1 };
+        Ok(Buffers {
+            step: alloc(step::bytes(batch))?,
+            x: rows(hyper.hidden)?,
+            y: rows(hyper.hidden)?,
+            a: activation(batch, hyper.hidden)?,
+            o: activation(batch, wide)?,
+            b: activation(batch, hyper.ffn)?,
+            last: activation(1, hyper.hidden)?,
+            q: rows(wide)?,
+            k: rows(kv_cols)?,
+            v: rows(kv_cols)?,
+            gate: rows(hyper.ffn)?,
+            up: rows(hyper.ffn)?,
+            tables: weights.tables.iter().map(table).collect::<Result<_>>()?,
+            partial: alloc(partial.max(batch * wide * 4))?,
+            kv: (0..hyper.layers).map(cache).collect::<Result<_>>()?,
+            logits: alloc(logit_rows * hyper.vocab * 4)?,
+        })
+    }
+}
+
+fn gate(activation: arch::Activation) -> Gate {
+    match activation {
+        arch::Activation::Silu => Gate::Silu,
+        arch::Activation::GeluTanh => Gate::Gelu,
+    }
+}
+
+/// The calls of a step.
+struct Graph<'g> {
+    hyper: &'g Hyper,
+    weights: &'g Weights,
+    buffers: &'g Buffers,
+    options: &'g Options,
+}
+
+impl Graph<'_> {
+    fn record(
+        &self,
+        machine: Machine<'_>,
+        choices: &dyn Choices,
+        batch: usize,
+        head: Head,
+    ) -> Result<(Recorded, Vec<Entry>)> {
+        let mut emit = Emit::new(machine, choices);
+        self.step(&mut emit, batch, head)?;
+        let (launches, entries) = emit.finish();
+        Ok((Recorded { batch, sequence: machine.backend.record(&launches)? }, entries))
+    }
+
+    fn step(&self, emit: &mut Emit<'_>, batch: usize, head: Head) -> Result<()> {
+        let (hyper, w, b) = (self.hyper, self.weights, self.buffers);
+        emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, hyper.embedding_scale))?;
+        for (index, layer) in w.layers.iter().enumerate() {
+            self.attention(emit, batch, index, layer)?;
+            self.feed_forward(emit, batch, layer)?;
+        }
+        let norm = ops::norm::Norm { weight: &w.output_norm, eps: hyper.eps, batch, last: head == Head::Last };
+        let (activation, rows) = match head {
+            Head::Last => (&b.last, 1),
+            Head::All => (&b.a, batch),
+        };
+        emit.push(ops::norm::call(&norm, &b.x, activation, &b.step))?;
+        emit.push(ops::matmul::call(&w.head, self.options.activations, rows, activation, &b.logits, &b.step))?;
+        if let Some(cap) = hyper.logit_softcap {
+            emit.push(ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap))?;
+        }
+        Ok(())
+    }
+
+    fn attention(&self, emit: &mut Emit<'_>, batch: usize, index: usize, layer: &Layer) -> Result<()> {
+        let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
+        let norm = ops::norm::Norm { weight: &layer.attn_norm, eps: hyper.eps, batch, last: false };
+        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step))?;
+        let project = |w, out: &Slice| ops::matmul::call(w, class, batch, &b.a, out, &b.step);
+        emit.push(project(&layer.q, &b.q).with_bias(layer.q_bias.as_ref()))?;
+        emit.beside(project(&layer.k, &b.k).with_bias(layer.k_bias.as_ref()))?;
+        emit.beside(project(&layer.v, &b.v).with_bias(layer.v_bias.as_ref()))?;
+        let [keys, values] = &b.kv[index];
+        let heads = ops::attention::Heads {
+            heads: hyper.heads,
+            kv_heads: hyper.kv_heads,
+            head_dim: hyper.head_dim,
+            kv: self.options.kv.name(),
+            context: self.options.context,
+            batch,
+        };
+        let rope = ops::rope::Rope {
+            heads: &heads,
+            dims: hyper.rope_dims,
+            pairs: self.weights.tables[layer.table].pairs(),
+            eps: hyper.eps,
+            norms: layer.head_norms.as_ref().map(|[q, k]| [q, k]),
+            table: b.tables[layer.table].each_ref(),
+        };
+        emit.push(ops::rope::call(&rope, [&b.q, &b.k, &b.v], [keys, values], &b.step))?;
+        let mask = ops::attention::Mask { window: layer.window, softcap: hyper.attn_softcap, scale: hyper.attn_scale };
+        emit.push(ops::attention::call(&heads, &mask, [&b.q, keys, values], &b.o, &b.partial, &b.step))?;
+        self.add_back(emit, batch, &layer.o, &b.o, layer.attn_post_norm.as_ref())
+    }
+
+    fn feed_forward(&self, emit: &mut Emit<'_>, batch: usize, layer: &Layer) -> Result<()> {
+        let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
+        let norm = ops::norm::Norm { weight: &layer.ffn_norm, eps: hyper.eps, batch, last: false };
+        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step))?;
+        emit.push(ops::matmul::call(&layer.gate, class, batch, &b.a, &b.gate, &b.step))?;
+        emit.beside(ops::matmul::call(&layer.up, class, batch, &b.a, &b.up, &b.step))?;
+        emit.push(ops::glu::call(gate(hyper.activation), batch, [&b.gate, &b.up], &b.b, &b.step))?;
+        self.add_back(emit, batch, &layer.down, &b.b, layer.ffn_post_norm.as_ref())
+    }
+
+    /// `x += W a`, through a norm where the architecture has one behind the block.
+    fn add_back(
+        &self,
+        emit: &mut Emit<'_>,
+        batch: usize,
+        weight: &planish_kernels::weight::Weight,
+        from: &Activation,
+        post_norm: Option<&Slice>,
+    ) -> Result<()> {
+        let (b, class) = (self.buffers, self.options.activations);
+        match post_norm {
+            None => emit.push(ops::matmul::call(weight, class, batch, from, &b.x, &b.step).adding()),
+            Some(norm) => {
+                emit.push(ops::matmul::call(weight, class, batch, from, &b.y, &b.step))?;
+                emit.push(ops::norm::add_call(norm, self.hyper.eps, batch, [&b.y, &b.x], &b.step))
+            }
+        }
+    }
+}
