@@ -125,7 +125,7 @@ unsafe fn sub_block<S: Lanes, F: Format, const TOKENS: usize, const GROUPS: usiz
                 for t in 0..TOKENS {
                     let a = S::splat_quad(place.q.add(t * 32 * place.blocks + 4 * j));
                     for g in 0..GROUPS {
-                        r[t][g] = if I % run == 0 {
+                        r[t][g] = if I.is_multiple_of(run) {
                             S::dot(quads[g], a, signed)
                         } else {
                             S::dot_add(r[t][g], quads[g], a, signed)
