@@ -5,6 +5,7 @@
 
 pub mod budget;
 pub mod config;
+pub mod contain;
 pub mod error;
 pub mod event;
 mod finals;

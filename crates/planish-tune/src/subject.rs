@@ -29,10 +29,16 @@ pub struct Wrong {
     pub check: String,
     /// The case, such as `rows=7 cols=576 seed=3 huge`.
     pub case: String,
-    /// Worst absolute error over its bound; above 1 is a refusal.
+    /// Worst absolute error over its bound; above 1 is a refusal; not a number when the output is not.
+    #[serde(deserialize_with = "number_or_nan")]
     pub error_over_bound: f64,
     /// First offending element index, and what was found against what was wanted.
     pub detail: String,
+}
+
+/// JSON has no NaN or infinity and writes null for both.
+fn number_or_nan<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
 }
 
 /// Why a configuration may not be used. Data: counted, stored, shown.

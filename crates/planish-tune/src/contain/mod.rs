@@ -1,0 +1,13 @@
+//! Containment: candidates run in a worker process, so that one that crashes, hangs or poisons hurts nobody else.
+//!
+//! The worker calls `serve_stdio`; the tuner uses `Remote`, a `Subject` that speaks to it in JSON lines.
+
+mod protocol;
+mod quarantine;
+mod remote;
+mod worker;
+
+pub use protocol::{Reply, Request};
+pub use quarantine::{Quarantine, Quarantined};
+pub use remote::{Deadlines, Remote, Setup};
+pub use worker::{Factory, serve, serve_stdio};
