@@ -62,12 +62,14 @@ fn remote(script: &Script, mode: &'static str, quarantine: &Arc<Mutex<Quarantine
         points: script.points(),
         floor: vec![None; script.points().len()],
         spec: serde_json::to_value(script).expect("plain"),
-        deadlines: Deadlines { build: s(20), admit: Duration::from_millis(700), time: s(5), sentinel: s(5) },
+        deadlines: Deadlines { build: s(20), admit: s(2), time: s(5), sentinel: s(5) },
         risk: |_| 0,
     };
     let command = move || {
         let mut command = Command::new(std::env::current_exe().expect("this test"));
         command.args(["worker_entry", "--exact", "--nocapture"]).env(SERVE, mode);
+        // Symbolising a backtrace takes longer than the deadline on a busy machine.
+        command.env("RUST_BACKTRACE", "0");
         command
     };
     Remote::new(setup, command, Arc::clone(quarantine))
@@ -132,8 +134,8 @@ fn a_wild_write_costs_one_candidate() {
 #[test]
 fn an_endless_loop_costs_one_candidate_and_one_deadline() {
     let start = Instant::now();
-    check(Fault::Spin, "plain", "no answer in 0.7 s");
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    check(Fault::Spin, "plain", "no answer in 2.0 s");
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 #[test]
