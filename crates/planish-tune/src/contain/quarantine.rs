@@ -80,7 +80,7 @@ impl Quarantine {
         self.entries.retain(|e| subject.is_some_and(|s| s != e.subject));
         if let Some(dir) = &self.dir {
             let path = dir.join("quarantine.jsonl");
-            let text: String = self.entries.iter().map(|e| line_of(e)).collect();
+            let text: String = self.entries.iter().map(line_of).collect();
             rewrite(&path, &text).map_err(|e| Error::new(format!("{}: {e}", path.display())))?;
         }
         Ok(before - self.entries.len())
@@ -204,7 +204,7 @@ fn orphans(dir: &Path) -> std::io::Result<Vec<(String, Config)>> {
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
-        match text.lines().filter_map(|l| serde_json::from_str(l).ok()).last() {
+        match text.lines().rev().find_map(|l| serde_json::from_str(l).ok()) {
             Some(Intent::About { subject, config }) => found.push((subject, config)),
             Some(Intent::Done) | None => {}
         }

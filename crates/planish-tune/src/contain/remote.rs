@@ -117,11 +117,10 @@ impl Remote {
         }
         let mut result = self.call(request, deadline);
         let suspicious = first || !matches!(result, Ok(Reply::Admitted(_) | Reply::Sampled(_)));
-        if suspicious && !is_default && self.worker.is_some() {
-            if let Err(how) = self.sentinel() {
-                self.worker = None;
-                result = Err(Rejection::Crashed(format!("left the device unusable: {how}")));
-            }
+        let checked = suspicious && !is_default && self.worker.is_some();
+        if checked && let Err(how) = self.sentinel() {
+            self.worker = None;
+            result = Err(Rejection::Crashed(format!("left the device unusable: {how}")));
         }
         if first && !is_default {
             self.ledger().end();
