@@ -134,6 +134,11 @@ impl<'a> Decoder<'a> {
         &self.options
     }
 
+    /// Instruction set of its kernels.
+    pub fn isa(&self) -> planish_kernels::cpu::isa::Isa {
+        self.machine.isa
+    }
+
     /// Hyperparameters of the model.
     pub fn hyper(&self) -> &Hyper {
         self.hyper

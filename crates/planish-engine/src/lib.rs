@@ -3,9 +3,12 @@
 pub mod arch;
 pub mod decoder;
 pub mod error;
+pub mod generate;
 pub mod gguf;
+pub mod identity;
 pub mod plan;
 pub mod text;
+pub mod tuning;
 pub mod verify;
 pub mod weights;
 

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use planish_device::Launch;
 use planish_kernels::op::{Machine, OpCall, Shape};
 use planish_kernels::{Cost, Op};
-use planish_tune::Config;
+use planish_tune::{Config, Space};
 
 use crate::error::{Error, Result};
 
 /// Gives the configuration of an op at a shape, when one has been chosen.
 pub trait Choices {
-    /// The chosen configuration and where it comes from, or `None` to take the default.
-    fn choose(&self, op: &'static Op, shape: &Shape) -> Option<Chosen>;
+    /// The chosen configuration and where it comes from, or `None` to take the default; only asked where there is a choice.
+    fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>>;
 }
 
 /// A configuration and where it comes from.
@@ -31,8 +31,8 @@ pub struct Chosen {
 pub struct Defaults;
 
 impl Choices for Defaults {
-    fn choose(&self, _op: &'static Op, _shape: &Shape) -> Option<Chosen> {
-        None
+    fn choose(&self, _op: &'static Op, _shape: &Shape, _space: &Space) -> Result<Option<Chosen>> {
+        Ok(None)
     }
 }
 
@@ -45,6 +45,8 @@ pub struct Entry {
     pub shape: Shape,
     /// Calls in one step.
     pub uses: u32,
+    /// Whether there is anything to tune.
+    pub tuned: bool,
     /// What one call costs at least.
     pub cost: Cost,
     /// Configuration in use.
@@ -78,7 +80,7 @@ impl<'a> Emit<'a> {
     fn add(&mut self, call: OpCall, overlap: bool) -> Result<()> {
         let key = (call.op.name, call.shape.clone());
         if !self.entries.contains_key(&key) {
-            let entry = self.entry(&call);
+            let entry = self.entry(&call)?;
             self.entries.insert(key.clone(), entry);
         }
         let entry = self.entries.get_mut(&key).expect("inserted above");
@@ -94,18 +96,12 @@ impl<'a> Emit<'a> {
         Ok(())
     }
 
-    fn entry(&self, call: &OpCall) -> Entry {
+    fn entry(&self, call: &OpCall) -> Result<Entry> {
         let space = (call.op.space)(&call.shape, &self.machine);
-        let legal = |c: &Chosen| space.violated(&c.config).is_none();
-        let chosen = self.choices.choose(call.op, &call.shape).filter(legal);
-        let default = || Chosen { config: space.default.clone(), tier: "default" };
-        Entry {
-            op: call.op,
-            shape: call.shape.clone(),
-            uses: 0,
-            cost: (call.op.cost)(&call.shape),
-            chosen: chosen.unwrap_or_else(default),
-        }
+        let asked = if space.params.is_empty() { None } else { self.choices.choose(call.op, &call.shape, &space)? };
+        let chosen = asked.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
+        let cost = (call.op.cost)(&call.shape);
+        Ok(Entry { op: call.op, shape: call.shape.clone(), uses: 0, tuned: !space.params.is_empty(), cost, chosen })
     }
 
     /// The launches and the worklist.

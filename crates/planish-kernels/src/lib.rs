@@ -14,3 +14,8 @@ pub mod weight;
 
 pub use error::Error;
 pub use op::{Cost, Op};
+
+/// Hash of the sources of the CPU kernels.
+pub const KERNEL_HASH: &str = env!("PLANISH_KERNEL_HASH");
+/// The compiler that built them.
+pub const KERNEL_TOOLCHAIN: &str = env!("PLANISH_KERNEL_TOOLCHAIN");

@@ -48,6 +48,15 @@ impl Space {
         Space { params: Vec::new(), constraints: Vec::new(), default }
     }
 
+    /// Hash of everything that decides which candidates there are: names, values, constraints and the default.
+    pub fn digest(&self) -> String {
+        let params: Vec<_> = self.params.iter().map(|p| (p.name, &p.values)).collect();
+        let names: Vec<_> = self.constraints.iter().map(|c| &c.name).collect();
+        let text = format!("{params:?} {names:?} {}", self.default);
+        let hash = <sha2::Sha256 as sha2::Digest>::digest(text.as_bytes());
+        hash.iter().take(8).map(|b| format!("{b:02x}")).collect()
+    }
+
     /// Every combination of values, the default first, then in parameter order; constraints not applied.
     pub fn candidates(&self) -> Vec<Config> {
         let mut all = vec![Config::new()];

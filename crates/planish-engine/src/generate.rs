@@ -1,0 +1,147 @@
+//! From a prompt to a stream of text: prefill, then sample and feed one token at a time.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
+
+use crate::decoder::Decoder;
+use crate::error::{Error, Result};
+use crate::text::{Tokenizer, Utf8Stream};
+
+/// How tokens are drawn and when generation ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Filters, temperature and penalties; temperature 0 is greedy.
+    pub sampling: Params,
+    /// Tokens before the present one that penalties count, the prompt's included.
+    pub penalty_window: usize,
+    /// Key of the random numbers: the same seed gives the same text.
+    pub seed: u64,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// The model gave an end token.
+    EndToken,
+    /// `max_tokens` were generated.
+    MaxTokens,
+    /// The cache is full.
+    Context,
+    /// The receiver of the text asked to stop.
+    Stopped,
+}
+
+/// What a generation did.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// Generated ids, the end token not included.
+    pub ids: Vec<u32>,
+    /// Why it ended.
+    pub ended: Ended,
+    /// Tokens of the prompt that were fed.
+    pub prompt_tokens: usize,
+    /// Time to feed the prompt and draw the first token.
+    pub first_token: Duration,
+    /// Time after the first token.
+    pub rest: Duration,
+}
+
+impl Generated {
+    /// Tokens a second after the first token; `None` for fewer than two tokens.
+    pub fn decode_tok_s(&self) -> Option<f64> {
+        (self.ids.len() > 1).then(|| (self.ids.len() - 1) as f64 / self.rest.as_secs_f64())
+    }
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Generate the next token.
+    Continue,
+    /// Stop after this one.
+    Stop,
+}
+
+/// Feeds `prompt` after what the decoder holds and generates; `emit` gets text that never splits a character.
+///
+/// A token drawn last is fed too, so that a following turn of a conversation goes on from there.
+pub fn generate(
+    decoder: &mut Decoder<'_>,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    settings: &Settings,
+    emit: &mut dyn FnMut(&str) -> Flow,
+) -> Result<Generated> {
+    let start = Instant::now();
+    let mut session = Session::new(decoder.isa(), decoder.hyper().vocab, prompt, settings);
+    let mut logits = decoder.feed(prompt)?.to_vec();
+    let mut stream = Utf8Stream::default();
+    let mut first_token = None;
+    let ended = loop {
+        if session.ids.len() == settings.max_tokens {
+            break Ended::MaxTokens;
+        }
+        let id = session.draw(&mut logits)?;
+        first_token.get_or_insert_with(|| start.elapsed());
+        if tokenizer.is_end(id) {
+            break Ended::EndToken;
+        }
+        session.take(id);
+        let text = stream.push(&tokenizer.decode_bytes(id)?);
+        if !text.is_empty() && emit(&text) == Flow::Stop {
+            break Ended::Stopped;
+        }
+        if decoder.position() == decoder.options().context {
+            break Ended::Context;
+        }
+        logits.copy_from_slice(decoder.feed(&[id])?);
+    };
+    let tail = stream.finish();
+    if !tail.is_empty() {
+        emit(&tail);
+    }
+    let total = start.elapsed();
+    let first_token = first_token.unwrap_or(total);
+    let rest = total - first_token;
+    Ok(Generated { ids: session.ids, ended, prompt_tokens: prompt.len(), first_token, rest })
+}
+
+/// The state of the sampler over one generation.
+struct Session<'s> {
+    isa: Isa,
+    settings: &'s Settings,
+    workspace: Workspace,
+    seen: Vec<u32>,
+    ids: Vec<u32>,
+}
+
+impl<'s> Session<'s> {
+    fn new(isa: Isa, vocab: usize, prompt: &[u32], settings: &'s Settings) -> Self {
+        Session { isa, settings, workspace: Workspace::new(vocab), seen: prompt.to_vec(), ids: Vec::new() }
+    }
+
+    fn draw(&mut self, logits: &mut [f32]) -> Result<u32> {
+        let from = self.seen.len().saturating_sub(self.settings.penalty_window);
+        let mut counts: HashMap<u32, u32> = HashMap::new();
+        for id in &self.seen[from..] {
+            *counts.entry(*id).or_default() += 1;
+        }
+        let mut history: Vec<TokenCount> =
+            counts.into_iter().map(|(token, count)| TokenCount { token, count }).collect();
+        history.sort_by_key(|h| h.token);
+        let draw = Draw { seed: self.settings.seed, sequence: 0, step: self.seen.len() as u64 };
+        sample(self.isa, (logits, &history), &self.settings.sampling, draw, &mut self.workspace)
+            .map_err(|e| Error::request(e.to_string()))
+    }
+
+    fn take(&mut self, id: u32) {
+        self.seen.push(id);
+        self.ids.push(id);
+    }
+}

@@ -1,0 +1,101 @@
+//! Under which identity choices are stored and looked up, and how the store answers a plan.
+
+use std::sync::Arc;
+
+use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::{KERNEL_HASH, KERNEL_TOOLCHAIN};
+use planish_tune::store::{Identity, Key, Mode, Origin, Question, Silicon, Snapshot, Tier};
+use planish_tune::{Config, Policy, Space};
+
+use crate::error::{Error, Result};
+use crate::plan::{Choices, Chosen};
+
+/// Raised when the gate or the way samples are taken changes what a stored time means.
+const PROTOCOL: &str = "cold sequences v1";
+
+/// The part of an identity that is the same for every op of a machine and a build.
+#[derive(Clone, Debug)]
+pub struct Identities {
+    silicon: Arc<Silicon>,
+    toolchain: String,
+    kernel: String,
+    policy: String,
+}
+
+impl Identities {
+    /// The identity of `machine` and of this build under `policy`.
+    pub fn new(machine: &Machine<'_>, policy: &Policy) -> Self {
+        let identity = machine.backend.identity();
+        Identities {
+            silicon: Silicon::new(&identity.label, identity.silicon.clone()).into(),
+            toolchain: KERNEL_TOOLCHAIN.to_owned(),
+            kernel: format!("{KERNEL_HASH} {}", machine.isa),
+            policy: format!("{PROTOCOL} {}", policy.identity()),
+        }
+    }
+
+    /// The identity of an op with this space.
+    pub fn of(&self, space: &Space) -> Identity {
+        Identity {
+            silicon: self.silicon.clone(),
+            driver: String::new(),
+            toolchain: self.toolchain.clone(),
+            kernel: self.kernel.clone(),
+            candidates: space.digest(),
+            policy: self.policy.clone(),
+        }
+    }
+
+    /// The silicon, for reports and quarantine.
+    pub fn silicon(&self) -> &Silicon {
+        &self.silicon
+    }
+}
+
+/// The key under which an op at a shape is stored.
+pub fn key(op: &Op, shape: &Shape) -> Result<Key> {
+    Key::parse(op.name, &shape.to_string()).map_err(|e| Error::request(e.to_string()))
+}
+
+/// The store as the plan sees it.
+pub struct StoreChoices<'a> {
+    /// What is stored.
+    pub snapshot: Arc<Snapshot>,
+    /// Who asks.
+    pub identities: &'a Identities,
+    /// Stored, replayed, off or pinned.
+    pub mode: &'a Mode,
+}
+
+impl Choices for StoreChoices<'_> {
+    fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        let key = key(op, shape)?;
+        let identity = self.identities.of(space);
+        let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
+        if let Mode::Pin(pins) = self.mode
+            && let Some(pin) = pins.get(op.name)
+        {
+            // A pin names the parameters it cares about; the others keep their defaults.
+            let config = pin.iter().fold(space.default.clone(), |c, (name, value)| c.with(name, value.clone()));
+            legal(&config).map_err(|why| Error::request(format!("{key}: pinned {config} is not legal: {why}")))?;
+            return Ok(Some(Chosen { config, tier: "pinned" }));
+        }
+        let question = Question { key: &key, identity: &identity, default: &space.default };
+        let decision = self.mode.decide(&self.snapshot, &question, &legal);
+        let (config, origin) = decision.map_err(|e| {
+            let error = Error::request(e.to_string());
+            match e.next_step() {
+                Some(hint) => error.with_hint(hint),
+                None => error,
+            }
+        })?;
+        Ok(match origin {
+            Origin::Stored(Tier::Exact) => Some(Chosen { config, tier: "tuned" }),
+            Origin::Replayed(_) => Some(Chosen { config, tier: "locked" }),
+            Origin::Pinned => Some(Chosen { config, tier: "pinned" }),
+            // A prior was right and fast somewhere else; until tuning confirms it here, the default runs.
+            Origin::Stored(_) => Some(Chosen { config: space.default.clone(), tier: "prior" }),
+            Origin::Default(_) => None,
+        })
+    }
+}

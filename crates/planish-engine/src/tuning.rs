@@ -1,0 +1,279 @@
+//! Tuning a worklist: each op at each shape in a worker process, within one budget, every outcome stored at once.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::subject::{OpSubject, Spec};
+use planish_tune::contain::{Deadlines, Quarantine, Remote, Setup};
+use planish_tune::store::{Choice, Evidence, Identity, Ratio, Source, State, Store, Tier, now_ms};
+use planish_tune::{Budget, Clock, Config, Event, Observer, Outcome, Policy, Resume, Subject, Task, Verdict, allot};
+
+use crate::error::{Error, Result};
+use crate::identity::{Identities, key};
+use crate::plan::Entry;
+
+/// One item of the worklist.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// The op.
+    pub op: &'static Op,
+    /// Its shape.
+    pub shape: Shape,
+    /// Share of the time of a token (or of a prefill step), by the roofline.
+    pub share: f64,
+    /// Calls in one step.
+    pub uses: u32,
+}
+
+/// Ceilings that a roofline needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Ceilings {
+    /// Measured read bandwidth, GB/s.
+    pub read_gb_s: f64,
+    /// Rough arithmetic rate, GFLOP/s; only weighs prefill against decode.
+    pub gflop_s: f64,
+}
+
+/// The items of the plans that have something to tune, heaviest first; decode and prefill weigh alike.
+pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
+    let mut all: Vec<Work> = Vec::new();
+    for plan in plans {
+        let time = |e: &Entry| {
+            let bytes = (e.cost.read_bytes + e.cost.write_bytes) as f64 / ceilings.read_gb_s;
+            let flops = e.cost.flops as f64 / ceilings.gflop_s;
+            f64::from(e.uses) * bytes.max(flops)
+        };
+        let total: f64 = plan.iter().map(time).sum();
+        for e in plan.iter().filter(|e| e.tuned) {
+            let share = if total > 0.0 { time(e) / total } else { 0.0 };
+            match all.iter_mut().find(|w| w.op.name == e.op.name && w.shape == e.shape) {
+                Some(w) => w.share = w.share.max(share),
+                None => all.push(Work { op: e.op, shape: e.shape.clone(), share, uses: e.uses }),
+            }
+        }
+    }
+    all.sort_by(|a, b| b.share.total_cmp(&a.share).then_with(|| (a.op.name, &a.shape).cmp(&(b.op.name, &b.shape))));
+    all
+}
+
+/// Everything a tuning run needs beside the store.
+pub struct Setting<'a> {
+    /// The machine, for spaces and floors; candidates run in workers.
+    pub machine: Machine<'a>,
+    /// Identities of this machine and build.
+    pub identities: &'a Identities,
+    /// Makes the command of a worker, which must call `serve_worker`.
+    pub worker: &'a dyn Fn() -> Command,
+    /// Where the quarantine and the intent journal live; `None` keeps them in memory.
+    pub quarantine: Option<PathBuf>,
+    /// Time for all items.
+    pub budget: Duration,
+    /// Clock of the budget.
+    pub clock: &'a dyn Clock,
+    /// Search and promotion policy.
+    pub policy: Policy,
+    /// Ceilings for floors.
+    pub ceilings: Option<Ceilings>,
+    /// Bytes that rotated copies exceed, so that weights come from memory as they do in a model.
+    pub rotate_bytes: u64,
+    /// Measure again what the store already has.
+    pub force: bool,
+    /// Set from a signal handler: stop after at most one measurement.
+    pub cancel: &'a AtomicBool,
+}
+
+/// What happened to an item.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// The store has an exact record; nothing was measured.
+    Known(Box<Choice>),
+    /// Tuned now.
+    Tuned(Box<Outcome>),
+    /// The budget ended before it, or tuning was cancelled: the default stays.
+    Skipped,
+    /// The default itself does not pass or cannot run; the default stays and this says why.
+    Failed(String),
+}
+
+/// An item and what happened to it.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// The item.
+    pub work: Work,
+    /// What happened.
+    pub fate: Fate,
+}
+
+/// Hears how a tuning run goes, so that the caller can show it.
+pub trait Watch {
+    /// Item `index` of `of` begins, with this much time.
+    fn begins(&mut self, index: usize, of: usize, work: &Work, allowance: Duration);
+    /// Something happened to the present item.
+    fn event(&mut self, event: &Event);
+    /// The item is done.
+    fn ends(&mut self, done: &Done);
+    /// Something a user should know once.
+    fn warning(&mut self, warning: &str);
+}
+
+/// Tunes `works` in order and stores every outcome as soon as it is known.
+pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut dyn Watch) -> Result<Vec<Done>> {
+    let quarantine = setting.quarantine.as_deref().map_or_else(Quarantine::in_memory, Quarantine::open);
+    if let Some(warning) = quarantine.warning() {
+        watch.warning(warning);
+    }
+    let quarantine = Arc::new(Mutex::new(quarantine));
+    let total = Budget::new(setting.clock, setting.budget);
+    let open: Vec<bool> = works.iter().map(|w| known(w, setting, store).is_none()).collect();
+    let mut done = Vec::new();
+    for (index, work) in works.iter().enumerate() {
+        let weights: Vec<f64> = (index..works.len()).filter(|i| open[*i]).map(|i| works[i].share).collect();
+        let allowance = allot(total.left(), &weights, Duration::from_millis(400));
+        let fate = match (known(work, setting, store), allowance) {
+            (Some(choice), _) => Fate::Known(Box::new(choice)),
+            (None, Some(allowance)) if !setting.cancel.load(Ordering::Relaxed) => {
+                watch.begins(index, works.len(), work, allowance);
+                tune_one(work, setting, store, &quarantine, allowance, watch)?
+            }
+            _ => Fate::Skipped,
+        };
+        let item = Done { work: work.clone(), fate };
+        watch.ends(&item);
+        done.push(item);
+    }
+    store.seal();
+    for warning in store.take_warnings() {
+        watch.warning(&warning.to_string());
+    }
+    Ok(done)
+}
+
+/// The exact record of an item, unless everything is to be measured again.
+fn known(work: &Work, setting: &Setting<'_>, store: &Store) -> Option<Choice> {
+    if setting.force {
+        return None;
+    }
+    let space = (work.op.space)(&work.shape, &setting.machine);
+    let key = key(work.op, &work.shape).ok()?;
+    let identity = setting.identities.of(&space);
+    let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
+    let found = store.lookup_legal(&key, &identity, &legal);
+    match (found.tier, found.record) {
+        (Tier::Exact, Some(choice)) => Some(choice.clone()),
+        _ => None,
+    }
+}
+
+fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
+    Spec {
+        op: work.op.name.to_owned(),
+        shape: work.shape.clone(),
+        rotate_bytes: setting.rotate_bytes,
+        read_gb_s: setting.ceilings.map(|c| c.read_gb_s),
+        seed: 1,
+    }
+}
+
+fn tune_one(
+    work: &Work,
+    setting: &Setting<'_>,
+    store: &mut Store,
+    quarantine: &Arc<Mutex<Quarantine>>,
+    allowance: Duration,
+    watch: &mut dyn Watch,
+) -> Result<Fate> {
+    let spec = spec(work, setting);
+    let local = OpSubject::new(spec.clone(), setting.machine).map_err(Error::request)?;
+    let key = key(work.op, &work.shape)?;
+    let identity = setting.identities.of(local.space());
+    let setup = Setup {
+        subject: format!("{key} {} {}", identity.silicon.hash16(), identity.kernel),
+        space: local.space().clone(),
+        points: local.points(),
+        floor: local.points().iter().map(|p| local.floor(*p)).collect(),
+        spec: serde_json::to_value(&spec).expect("a spec is plain data"),
+        deadlines: Deadlines::default(),
+        risk: |_| 0,
+    };
+    let command = (setting.worker)();
+    let (program, args): (_, Vec<_>) =
+        (command.get_program().to_owned(), command.get_args().map(ToOwned::to_owned).collect());
+    let again = move || {
+        let mut command = Command::new(&program);
+        command.args(&args);
+        command
+    };
+    let mut remote = Remote::new(setup, again, quarantine.clone());
+    let mut forward = Forward(watch);
+    let task = Task {
+        budget: Budget::new(setting.clock, allowance),
+        cancel: setting.cancel,
+        observer: &mut forward,
+        resume: Resume::default(),
+        policy: setting.policy.clone(),
+    };
+    match planish_tune::tune(&mut remote, task) {
+        Ok(outcome) => {
+            save(store, &key, &identity, &outcome)?;
+            Ok(Fate::Tuned(Box::new(outcome)))
+        }
+        Err(e) => Ok(Fate::Failed(e.to_string())),
+    }
+}
+
+struct Forward<'w>(&'w mut dyn Watch);
+
+impl Observer for Forward<'_> {
+    fn event(&mut self, event: &Event) {
+        self.0.event(event);
+    }
+}
+
+/// Stores the choice and its evidence; an unfinished search without a winner is not stored, so that it is tried again.
+fn save(store: &mut Store, key: &planish_tune::store::Key, identity: &Identity, outcome: &Outcome) -> Result<()> {
+    if outcome.partial && !matches!(outcome.verdict, Verdict::Promoted { .. }) {
+        return Ok(());
+    }
+    let error = |e: planish_tune::store::Error| Error::request(e.to_string());
+    let data = serde_json::to_value(outcome).expect("an outcome is plain data");
+    let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
+    let (name, _) = store.append_evidence(evidence).map_err(error)?;
+    let (state, ratio) = match &outcome.verdict {
+        Verdict::Promoted { ratio, lo, hi } => (State::Tuned, Ratio { lo: *lo, mid: *ratio, hi: *hi }),
+        Verdict::KeptDefault => (State::DefaultKept, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
+        Verdict::Undecided(_) => (State::Undecided, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
+    };
+    let ns_median = outcome
+        .ranking
+        .iter()
+        .find(|r| r.config == outcome.choice)
+        .and_then(|r| r.times.first())
+        .map_or(1.0, |t| t.median_ns.max(1.0));
+    let choice = Choice {
+        key: key.clone(),
+        identity: identity.clone(),
+        config: outcome.choice.clone(),
+        source: Source::Tuned,
+        state,
+        ratio,
+        ns_median,
+        written_ms: now_ms(),
+        evidence: Some(name),
+    };
+    store.append(choice).map_err(error)?;
+    Ok(())
+}
+
+/// What a worker process does: serves subjects on standard input and output until its input ends.
+pub fn serve_worker(machine: Machine<'static>) -> Result<()> {
+    let mut factory = |spec: &serde_json::Value| {
+        let spec: Spec = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
+        let subject = OpSubject::new(spec, machine)?;
+        Ok(Box::new(subject) as Box<dyn Subject>)
+    };
+    planish_tune::contain::serve_stdio(&mut factory).map_err(|e| Error::request(e.to_string()))
+}
