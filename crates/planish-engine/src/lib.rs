@@ -6,6 +6,7 @@ pub mod error;
 pub mod generate;
 pub mod gguf;
 pub mod identity;
+pub mod model;
 pub mod plan;
 pub mod text;
 pub mod tuning;
