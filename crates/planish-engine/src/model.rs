@@ -8,7 +8,8 @@ use planish_device::Backend;
 use crate::arch::Hyper;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::Tokenizer;
+use crate::text::chat::ChatTemplate;
 use crate::weights::Weights;
 
 /// A model ready for a decoder.
