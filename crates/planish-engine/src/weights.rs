@@ -258,6 +258,8 @@ impl<'a> Loader<'a> {
             places.insert(tensor.name.clone(), target);
         }
         let arena = backend.alloc_with(end, &mut |arena| pack(gguf, &work, arena, threads))?;
+        // Faults bring in pages around the wanted one, some of them after their job was done.
+        gguf.release(0..gguf.bytes().len());
         Ok(Loader { gguf, backend, arena, places })
     }
 
