@@ -118,10 +118,10 @@ fn tile(v: &Variant) -> String {
     format!("t{}g{}", v.tokens, v.row_groups)
 }
 
-/// Rows that one task computes, when nothing is known better: about 64 KiB of weights, and four tasks a thread at least.
+/// Rows that one task computes, when nothing is known better: about 64 KiB of weights, and eight tasks a thread at least.
 fn default_rows(layout: &Layout, threads: usize, values: &[i64]) -> i64 {
     let by_bytes = 65536 * GROUP / layout.group_bytes().max(1);
-    let by_threads = layout.rows() / (4 * threads);
+    let by_threads = layout.rows() / (8 * threads);
     let wanted = by_bytes.min(by_threads).max(GROUP) as i64;
     values.iter().copied().rev().find(|v| *v <= wanted).unwrap_or(values[0])
 }
