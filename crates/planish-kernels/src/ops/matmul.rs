@@ -130,7 +130,7 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
     let variants = variants(shape, machine.isa);
     let sizes = sizes(shape).expect("shape was checked");
     let threads = machine.backend.limits().max_threads;
-    let rows: &[i64] = if sizes.batch == 1 { &[8, 16, 32, 64, 128, 256] } else { &[16, 32, 64, 128, 256] };
+    let rows: &[i64] = if sizes.batch == 1 { &[8, 16, 32, 64, 128, 256, 512] } else { &[16, 32, 64, 128, 256] };
     let knob: Vec<Value> = match kind(shape) {
         Kind::Matvec => matmul::PREFETCH_CHOICES.iter().map(|p| Value::Int(*p as i64)).collect(),
         Kind::Matmul => matmul::ROW_BLOCK_CHOICES.iter().map(|r| Value::Int(*r as i64)).collect(),
