@@ -1,0 +1,259 @@
+//! A model opened for work on this machine: processor, weights, numerics, and where configurations come from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use planish_device::Cpu;
+use planish_engine::decoder::{Decoder, KvType, Options};
+use planish_engine::identity::{self, Identities, StoreChoices};
+use planish_engine::model::Model;
+use planish_engine::plan::Entry;
+use planish_kernels::cpu::{isa::Isa, matmul};
+use planish_kernels::op::Machine;
+use planish_kernels::ops;
+use planish_kernels::weight::Activations;
+use planish_tune::store::{Frozen, Layers, Locked, Mode, Store, parse_pin};
+use planish_tune::{Config, Policy};
+
+use crate::cmd::Threads;
+use crate::fetch;
+use crate::hint::WithHint;
+use crate::home::Home;
+use crate::presets;
+use crate::ui::Ui;
+
+/// Positions of the cache where neither `--context` nor the model asks for fewer.
+const CONTEXT_DEFAULT: usize = 4096;
+
+/// How a model runs: threads, kernels, arithmetic, cache and configurations.
+#[derive(Args)]
+pub struct SessionArgs {
+    #[command(flatten)]
+    threads: Threads,
+    #[command(flatten)]
+    isa: IsaArgs,
+    #[command(flatten)]
+    numerics: Numerics,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// Which instruction set the kernels use.
+#[derive(Args)]
+pub struct IsaArgs {
+    /// Instruction set of the kernels; by default the best that this processor has
+    #[arg(long, value_name = "ISA", value_parser = PossibleValuesParser::new(Isa::ALL.map(Isa::name)))]
+    isa: Option<String>,
+}
+
+impl IsaArgs {
+    /// The instruction set, after its kernels have agreed with the portable ones on this machine.
+    pub fn checked(&self) -> Result<Isa> {
+        let isa = self.isa.as_deref().and_then(Isa::from_name).unwrap_or_else(Isa::detect);
+        matmul::self_check(isa).map_err(|e| anyhow!("{e}")).hint("run with --isa portable")?;
+        Ok(isa)
+    }
+}
+
+/// Arithmetic and memory of a model.
+#[derive(Args)]
+struct Numerics {
+    /// How activations meet quantised weights: as they are, or rounded to 8 bits in blocks of 32
+    #[arg(long, value_name = "CLASS", default_value = "int8", value_parser = activations())]
+    activations: Activations,
+    /// Type of the key/value cache
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv())]
+    kv: KvType,
+    /// Tokens that the key/value cache holds; by default the model's own limit, at most 4096
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+    /// Most tokens of one prefill step
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    chunk: u32,
+}
+
+fn activations() -> impl TypedValueParser<Value = Activations> {
+    PossibleValuesParser::new(["f32", "int8"]).map(|s| if s == "f32" { Activations::F32 } else { Activations::Int8 })
+}
+
+fn kv() -> impl TypedValueParser<Value = KvType> {
+    PossibleValuesParser::new(["f16", "f32"]).map(|s| if s == "f32" { KvType::F32 } else { KvType::F16 })
+}
+
+/// Where configurations come from, instead of what tuning stored.
+#[derive(Args)]
+#[group(multiple = false)]
+struct SourceArgs {
+    /// Run every op at its default configuration
+    #[arg(long)]
+    off: bool,
+    /// Take configurations from a lock file alone; one that it lacks is an error
+    #[arg(long, value_name = "LOCK")]
+    replay: Option<PathBuf>,
+    /// Run an op with these parameters, the others of it at their defaults; may be repeated
+    #[arg(long, value_name = "OP=NAME=VALUE,...", value_parser = pin)]
+    pin: Vec<(String, Config)>,
+}
+
+fn pin(text: &str) -> Result<(String, Config), String> {
+    let (op, config) = parse_pin(text).map_err(|e| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
+    if ops::find(&op).is_none() {
+        let names: Vec<_> = ops::OPS.iter().map(|op| op.name).collect();
+        return Err(format!("there is no op {op}; the ops are {}", names.join(", ")));
+    }
+    Ok((op, config))
+}
+
+impl SourceArgs {
+    fn mode(&self) -> Result<Mode> {
+        if self.off {
+            return Ok(Mode::Off);
+        }
+        if let Some(lock) = &self.replay {
+            return Ok(Mode::Replay(Frozen::read(lock)?));
+        }
+        let mut pins = BTreeMap::new();
+        for (op, config) in &self.pin {
+            if pins.insert(op.clone(), config.clone()).is_some() {
+                return Err(anyhow!("--pin gives {op} twice")).hint("give all its parameters in one --pin");
+            }
+        }
+        Ok(if pins.is_empty() { Mode::Stored } else { Mode::Pin(pins) })
+    }
+}
+
+/// Everything that stays the same while a model is in use.
+pub struct Session {
+    /// The processor.
+    pub cpu: Cpu,
+    /// Instruction set of the kernels, self-checked.
+    pub isa: Isa,
+    /// The model.
+    pub model: Model,
+    /// Numerics, cache and chunk of its decoders.
+    pub options: Options,
+    /// What tuning found on this and other machines.
+    pub store: Store,
+    /// Under which identity this machine and build look configurations up.
+    pub identities: Identities,
+    /// Where configurations come from.
+    pub mode: Mode,
+}
+
+impl Session {
+    /// Resolves and opens `model`, and everything that runs it.
+    pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<Session> {
+        let mode = args.source.mode()?;
+        let path = resolve(model, ui)?;
+        let cpu = args.threads.cpu()?;
+        let isa = args.isa.checked()?;
+        let model = Model::open(&path, &cpu, cpu.threads() as usize)?;
+        let options = options(&args.numerics, model.hyper.context);
+        let store = open_store(ui);
+        let identities = Identities::new(&Machine { backend: &cpu, isa }, &Policy::default());
+        Ok(Session { cpu, isa, model, options, store, identities, mode })
+    }
+
+    /// The machine that kernels are launched on.
+    pub fn machine(&self) -> Machine<'_> {
+        Machine { backend: &self.cpu, isa: self.isa }
+    }
+
+    /// A decoder with an empty cache, configured as the store stands now.
+    pub fn decoder(&self) -> Result<Decoder<'_>> {
+        self.decoder_with(self.options)
+    }
+
+    /// The same with other options.
+    pub fn decoder_with(&self, options: Options) -> Result<Decoder<'_>> {
+        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
+        Ok(Decoder::new(self.machine(), &self.model.hyper, &self.model.weights, options, &choices)?)
+    }
+
+    /// The choices that `decoder` runs with, frozen; equal digests launch equal configurations.
+    pub fn frozen(&self, decoder: &Decoder<'_>) -> Result<Frozen> {
+        let mut locked = Vec::new();
+        for entry in tuned_entries(decoder) {
+            let identity = self.identities.of(&(entry.op.space)(&entry.shape, &self.machine()));
+            locked.push(Locked {
+                key: identity::key(entry.op, &entry.shape)?,
+                config: entry.chosen.config.clone(),
+                kernel: identity.kernel,
+                silicon: self.identities.silicon().hash16(),
+            });
+        }
+        Ok(Frozen::new(locked))
+    }
+
+    /// Whether nothing that `decoder` could have tuned has been tuned on this machine.
+    pub fn untuned(&self, decoder: &Decoder<'_>) -> bool {
+        self.mode == Mode::Stored && tuned_entries(decoder).all(|e| matches!(e.chosen.tier, "default" | "prior"))
+    }
+}
+
+/// What `decoder` launches and tuning may choose for, in decode and in prefill.
+pub fn tuned_entries<'d>(decoder: &'d Decoder<'_>) -> impl Iterator<Item = &'d Entry> {
+    decoder.decode_plan.iter().chain(&decoder.prefill_plan).filter(|e| e.tuned)
+}
+
+/// How many of the choices come from where: `12 tuned, 3 default`.
+pub fn tiers(decoder: &Decoder<'_>) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    for entry in tuned_entries(decoder) {
+        *counts.entry(entry.chosen.tier).or_default() += 1;
+    }
+    counts
+}
+
+/// The counts of `tiers` in words.
+pub fn tiers_text(counts: &BTreeMap<&'static str, usize>) -> String {
+    let words: Vec<_> = counts.iter().map(|(tier, n)| format!("{n} {tier}")).collect();
+    if words.is_empty() { "nothing to choose".into() } else { words.join(", ") }
+}
+
+fn options(numerics: &Numerics, model_context: usize) -> Options {
+    let context = numerics.context.map_or(model_context.min(CONTEXT_DEFAULT), |n| n as usize);
+    Options {
+        context,
+        chunk: (numerics.chunk as usize).min(context),
+        activations: numerics.activations,
+        kv: numerics.kv,
+        all_logits: false,
+    }
+}
+
+/// The user's store, its warnings said; without a home, one that lives in memory.
+pub fn open_store(ui: Ui) -> Store {
+    let user = match Home::from_env() {
+        Ok(home) => Some(home.store()),
+        Err(error) => {
+            ui.note(&format!("warning: {error:#}; results are kept in memory only"));
+            None
+        }
+    };
+    let mut store = Store::open(Layers { user, ..Layers::default() });
+    for warning in store.take_warnings() {
+        ui.note(&format!("warning: {warning}"));
+    }
+    store
+}
+
+/// The file that `model` names: a path, else what `pull` brings for it.
+pub fn resolve(model: &str, ui: Ui) -> Result<PathBuf> {
+    let path = Path::new(model);
+    if presets::find(model).is_none() && path.exists() {
+        if path.is_dir() {
+            return Err(anyhow!("{model} is a folder")).hint("give the GGUF file in it");
+        }
+        return Ok(path.to_owned());
+    }
+    let home = Home::from_env().with_context(|| format!("{model} is no file here"))?;
+    let looks_like_path = path.is_absolute() || model.starts_with('.') || model.contains('\\');
+    if looks_like_path || model.ends_with(".gguf") && model.contains('/') && !model.contains(':') {
+        return Err(anyhow!("{model}: no such file")).hint("`planish pull` brings a model; give its path or its name");
+    }
+    Ok(fetch::pull(model, &home, ui)?.path)
+}
