@@ -130,7 +130,14 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
     let variants = variants(shape, machine.isa);
     let sizes = sizes(shape).expect("shape was checked");
     let threads = machine.backend.limits().max_threads;
-    let rows: &[i64] = if sizes.batch == 1 { &[8, 16, 32, 64, 128, 256, 512] } else { &[16, 32, 64, 128, 256] };
+    let mut rows: Vec<i64> =
+        if sizes.batch == 1 { vec![8, 16, 32, 64, 128, 256, 512] } else { vec![16, 32, 64, 128, 256] };
+    // One task a thread: no claims and one unbroken run of weights each, at the price of waiting for the slowest.
+    let even = sizes.layout.rows().div_ceil(threads as usize).next_multiple_of(16) as i64;
+    let default = default_rows(&sizes.layout, threads as usize, &rows);
+    if !rows.contains(&even) {
+        rows.push(even);
+    }
     let knob: Vec<Value> = match kind(shape) {
         Kind::Matvec => matmul::PREFETCH_CHOICES.iter().map(|p| Value::Int(*p as i64)).collect(),
         Kind::Matmul => matmul::ROW_BLOCK_CHOICES.iter().map(|r| Value::Int(*r as i64)).collect(),
@@ -166,7 +173,7 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
         }],
         default: Config::new()
             .with("TILE", variants.first().map_or(String::new(), |v| tile(v)).as_str())
-            .with("ROWS", default_rows(&sizes.layout, threads as usize, rows))
+            .with("ROWS", default)
             .with(knob_name, knob_default as i64)
             .with("THREADS", i64::from(threads)),
     }
