@@ -1,9 +1,14 @@
 //! One file per command, each with the command's flags and a `run`; what several commands take stands here.
 
+pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod info;
 pub mod pull;
+pub mod run;
+pub mod sampling;
 pub mod store;
+pub mod verify;
 
 use clap::Args;
 use planish_device::{Cpu, CpuOptions};

@@ -19,9 +19,10 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Routes Ctrl-C to `requested`.
+/// Routes the next Ctrl-C to `requested`, and forgets those before.
 #[cfg(unix)]
 pub fn install() {
+    REQUESTED.store(false, Ordering::Relaxed);
     extern "C" fn on_interrupt(signal: libc::c_int) {
         REQUESTED.store(true, Ordering::Relaxed);
         // SAFETY: `signal` is async-signal-safe, and the default action is a valid handler.
@@ -32,6 +33,17 @@ pub fn install() {
     unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
 }
 
+/// Gives Ctrl-C back to the system, which ends the process.
+#[cfg(unix)]
+pub fn uninstall() {
+    // SAFETY: the default action is a valid handler.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+}
+
 /// Leaves Ctrl-C to the system.
 #[cfg(not(unix))]
 pub fn install() {}
+
+/// Ctrl-C is the system's.
+#[cfg(not(unix))]
+pub fn uninstall() {}

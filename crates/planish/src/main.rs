@@ -7,9 +7,12 @@ mod home;
 mod interrupt;
 mod presets;
 mod report;
+mod session;
 mod ui;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -42,6 +45,10 @@ enum Command {
     Info(cmd::info::InfoArgs),
     Pull(cmd::pull::PullArgs),
     Store(cmd::store::StoreArgs),
+    Run(cmd::run::RunArgs),
+    Chat(cmd::chat::ChatArgs),
+    Bench(cmd::bench::BenchArgs),
+    Verify(cmd::verify::VerifyArgs),
     Completions(cmd::completions::CompletionsArgs),
 }
 
@@ -54,7 +61,15 @@ enum Outcome {
     No,
 }
 
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Time since the command began.
+fn since_start() -> Duration {
+    START.elapsed()
+}
+
 fn main() -> ExitCode {
+    LazyLock::force(&START);
     interrupt::install();
     let cli = Cli::parse();
     match run(&cli) {
@@ -78,6 +93,10 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
         Command::Info(args) => cmd::info::run(args, ui),
         Command::Pull(args) => cmd::pull::run(args, ui),
         Command::Store(args) => cmd::store::run(args, ui),
+        Command::Run(args) => cmd::run::run(args, ui),
+        Command::Chat(args) => cmd::chat::run(args, ui),
+        Command::Bench(args) => cmd::bench::run(args, ui),
+        Command::Verify(args) => cmd::verify::run(args, ui),
         Command::Completions(args) => cmd::completions::run(args),
     }
 }

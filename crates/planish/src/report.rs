@@ -77,6 +77,11 @@ pub fn print_json(report: &impl Serialize) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(report).context("the report cannot be written as JSON")?))
 }
 
+/// Writes `report` to standard output as one line of JSON, for output that goes on.
+pub fn print_json_line(report: &impl Serialize) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string(report).context("the report cannot be written as JSON")?))
+}
+
 fn scaled(value: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut unit = 0;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stderr)]
 
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -60,6 +60,13 @@ impl Ui {
 /// Says one line.
 pub fn say(line: &str) {
     eprintln!("{line}");
+}
+
+/// Asks for input: no line end, so that the answer stands beside it.
+pub fn prompt(text: &str) {
+    eprint!("{text}");
+    // A prompt that cannot be shown changes nothing about the input.
+    let _ = stderr().flush();
 }
 
 /// Says an error with its causes, and its hint as the last line.

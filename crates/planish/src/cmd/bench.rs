@@ -1,0 +1,277 @@
+//! `planish bench`: prefill and decode speed with their spread, and how near decode comes to what memory can give.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use planish_device::cpu::bandwidth::{self, Bandwidth};
+use planish_device::system;
+use planish_engine::decoder::Decoder;
+use serde::Serialize;
+
+use crate::hint::WithHint;
+use crate::session::{self, Session, SessionArgs};
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, presets, report};
+
+/// Time for the measurement of read bandwidth.
+const BANDWIDTH_BUDGET: Duration = Duration::from_secs(1);
+
+/// Measure prefill and decode, and compare decode with the measured read bandwidth
+#[derive(Args)]
+pub struct BenchArgs {
+    /// Presets, cached models, OWNER/REPO[:FILE], or paths of GGUF files
+    #[arg(default_value = presets::DEFAULT)]
+    models: Vec<String>,
+    /// Tokens of the prefill; 0 leaves it out
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    prefill: u32,
+    /// Tokens to decode; 0 leaves it out
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    decode: u32,
+    /// Tokens that are in the cache when decoding begins
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    depth: u32,
+    /// Runs of each, interleaved
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// Median, extremes and spread of the runs, tokens a second.
+#[derive(Clone, Debug, Serialize)]
+struct Speed {
+    median: f64,
+    min: f64,
+    max: f64,
+    /// (max - min) / median.
+    spread: f64,
+    samples: Vec<f64>,
+}
+
+/// What was measured of one model, and under which conditions.
+#[derive(Serialize)]
+struct Bench {
+    model: String,
+    path: String,
+    prefill_tok_s: Option<f64>,
+    decode_tok_s: Option<f64>,
+    prefill: Option<Speed>,
+    decode: Option<Speed>,
+    prefill_tokens: u32,
+    decode_tokens: u32,
+    depth: u32,
+    /// From the start of the process to the logits of a prompt of one token; of the first model only.
+    first_token_ms: Option<f64>,
+    bytes_per_token: u64,
+    decode_gb_s: Option<f64>,
+    read_gb_s: f64,
+    read: Bandwidth,
+    percent_of_bandwidth: Option<f64>,
+    /// Of the process, so of the first model only.
+    peak_rss_bytes: Option<u64>,
+    kv_bytes: usize,
+    file_bytes: u64,
+    threads: u32,
+    isa: &'static str,
+    activations: &'static str,
+    kv: &'static str,
+    processor: String,
+    governor: system::Governor,
+    load_average: Option<[f64; 3]>,
+    load_average_after: Option<[f64; 3]>,
+    tiers: std::collections::BTreeMap<&'static str, usize>,
+    digest: String,
+    version: &'static str,
+}
+
+/// Measures each model and prints its report; JSON is one object for one model, else a list.
+pub fn run(args: &BenchArgs, ui: Ui) -> Result<Outcome> {
+    if args.prefill == 0 && args.decode == 0 {
+        return Err(anyhow!("there is nothing to measure")).hint("give --prefill or --decode more than 0 tokens");
+    }
+    let mut benches = Vec::new();
+    for (i, model) in args.models.iter().enumerate() {
+        let mut bench = measure(model, args, ui)?;
+        if i > 0 {
+            (bench.first_token_ms, bench.peak_rss_bytes) = (None, None);
+        }
+        if !ui.json {
+            report::print(&format!("{}{}", if i > 0 { "\n" } else { "" }, text(&bench)))?;
+        }
+        benches.push(bench);
+    }
+    match (ui.json, &benches[..]) {
+        (true, [one]) => report::print_json(one)?,
+        (true, all) => report::print_json(&all)?,
+        (false, _) => {}
+    }
+    Ok(Outcome::Done)
+}
+
+fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
+    let load_average = system::load_average();
+    let session = Session::open(model, &args.session, ui)?;
+    let needed = args.prefill.max(args.depth.saturating_add(args.decode)) as usize;
+    if needed > session.options.context {
+        return Err(anyhow!("{needed} tokens do not fit a context of {}", session.options.context))
+            .hint(format!("use --context {needed}, or fewer tokens"));
+    }
+    let mut decoder = session.decoder()?;
+    let ids: Vec<u32> = (0..needed.max(1)).map(|i| token(i, session.model.hyper.vocab)).collect();
+    decoder.feed(&ids[..1])?;
+    let first_token_ms = Some(crate::since_start().as_secs_f64() * 1e3);
+    let spinner = ui.spinner(&format!("measuring {model}"));
+    let (prefill, decode) = samples(&mut decoder, &ids, args)?;
+    // The probe's buffer is larger than many a model, so the peak is read before it.
+    let peak_rss_bytes = system::peak_rss_bytes();
+    let load_average_after = system::load_average();
+    let read = bandwidth::read_gb_s(&session.cpu, session.cpu.threads(), BANDWIDTH_BUDGET)?;
+    spinner.finish_and_clear();
+    let bytes_per_token = session.model.weights.bytes_per_token;
+    let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
+    Ok(Bench {
+        model: model.to_owned(),
+        path: session.model.path.display().to_string(),
+        prefill_tok_s: prefill.as_ref().map(|s| s.median),
+        decode_tok_s: decode.as_ref().map(|s| s.median),
+        prefill,
+        decode,
+        prefill_tokens: args.prefill,
+        decode_tokens: args.decode,
+        depth: args.depth,
+        first_token_ms,
+        bytes_per_token,
+        decode_gb_s,
+        read_gb_s: read.median,
+        percent_of_bandwidth: decode_gb_s.map(|g| 100.0 * g / read.median),
+        read,
+        peak_rss_bytes,
+        kv_bytes: decoder.kv_bytes(),
+        file_bytes: std::fs::metadata(&session.model.path)?.len(),
+        threads: session.cpu.threads(),
+        isa: session.isa.name(),
+        activations: session.options.activations.name(),
+        kv: session.options.kv.name(),
+        processor: session.cpu.topology().label.clone(),
+        governor: system::governor(),
+        load_average,
+        load_average_after,
+        tiers: session::tiers(&decoder),
+        digest: session.frozen(&decoder)?.digest().to_owned(),
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
+/// A token that differs from its neighbours, so that the embedding is read all over.
+fn token(i: usize, vocab: usize) -> u32 {
+    ((i * 7919 + 11) % vocab) as u32
+}
+
+/// Prefill and decode in turns after one unmeasured turn of each, so that drift of the machine meets both alike.
+fn samples(decoder: &mut Decoder<'_>, ids: &[u32], args: &BenchArgs) -> Result<(Option<Speed>, Option<Speed>)> {
+    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+    for run in 0..=args.runs {
+        if args.prefill > 0 {
+            decoder.truncate(0);
+            let start = Instant::now();
+            decoder.feed(&ids[..args.prefill as usize])?;
+            prefill.push(f64::from(args.prefill) / start.elapsed().as_secs_f64());
+        }
+        interrupt::check()?;
+        if args.decode > 0 {
+            at_depth(decoder, ids, args.depth as usize)?;
+            // A shorter warm-up is enough to touch every page of the weights.
+            let tokens = if run == 0 { args.decode.min(8) } else { args.decode };
+            let start = Instant::now();
+            for id in &ids[args.depth as usize..][..tokens as usize] {
+                decoder.feed(std::slice::from_ref(id))?;
+            }
+            decode.push(f64::from(tokens) / start.elapsed().as_secs_f64());
+        }
+        interrupt::check()?;
+    }
+    Ok((speed(prefill), speed(decode)))
+}
+
+/// Leaves exactly `depth` tokens in the cache.
+fn at_depth(decoder: &mut Decoder<'_>, ids: &[u32], depth: usize) -> Result<()> {
+    decoder.truncate(depth);
+    let held = decoder.position();
+    if held < depth {
+        decoder.feed(&ids[held..depth])?;
+    }
+    Ok(())
+}
+
+/// The statistics of the samples after the first, which warmed up.
+fn speed(mut samples: Vec<f64>) -> Option<Speed> {
+    if samples.len() < 2 {
+        return None;
+    }
+    samples.remove(0);
+    let mut sorted = samples.clone();
+    sorted.sort_by(f64::total_cmp);
+    let (min, max) = (sorted[0], sorted[sorted.len() - 1]);
+    let median = (sorted[sorted.len() / 2] + sorted[(sorted.len() - 1) / 2]) / 2.0;
+    Some(Speed { median, min, max, spread: (max - min) / median, samples })
+}
+
+fn text(b: &Bench) -> String {
+    let speed = |s: &Option<Speed>, tokens: u32| match s {
+        Some(s) => format!(
+            "{:.1} tokens/s median of {}, {:.1} to {:.1}, spread {:.0}%; {tokens} tokens",
+            s.median,
+            s.samples.len(),
+            s.min,
+            s.max,
+            100.0 * s.spread
+        ),
+        None => "not measured".into(),
+    };
+    let first_token = b.first_token_ms.map(|ms| format!("{ms:.0} ms after the start, prompt of one token"));
+    let load = |l: &Option<[f64; 3]>| l.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
+    let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
+    let memory = b.peak_rss_bytes.map(|n| {
+        format!(
+            "{} peak; file {}, cache {}",
+            report::bytes(n),
+            report::bytes(b.file_bytes),
+            report::bytes(b.kv_bytes as u64)
+        )
+    });
+    let mut rows = vec![
+        ("model", b.path.clone()),
+        ("prefill", speed(&b.prefill, b.prefill_tokens)),
+        ("decode", speed(&b.decode, b.decode_tokens) + &depth),
+    ];
+    if let (Some(gb_s), Some(percent)) = (b.decode_gb_s, b.percent_of_bandwidth) {
+        let bytes = report::bytes(b.bytes_per_token);
+        let read = b.read_gb_s;
+        rows.push(("weights", format!("{bytes} a token, {gb_s:.1} GB/s: {percent:.0}% of {read:.1} GB/s measured")));
+    }
+    rows.extend(first_token.map(|text| ("first token", text)));
+    rows.extend(memory.map(|text| ("memory", text)));
+    rows.extend([
+        ("machine", format!("{}, {} threads, {}", b.processor, b.threads, b.isa)),
+        ("numerics", format!("{} activations, {} cache", b.activations, b.kv)),
+        ("load", format!("{} before, {} after", load(&b.load_average), load(&b.load_average_after))),
+        ("choices", session::tiers_text(&b.tiers)),
+        ("digest", b.digest.clone()),
+    ]);
+    report::pairs(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_sample_warms_up_and_the_median_is_in_the_middle() {
+        assert!(speed(vec![]).is_none() && speed(vec![1.0]).is_none());
+        let s = speed(vec![1.0, 30.0, 10.0, 20.0, 40.0]).expect("four samples");
+        assert_eq!((s.median, s.min, s.max, s.spread), (25.0, 10.0, 40.0, 1.2));
+        assert_eq!(s.samples, [30.0, 10.0, 20.0, 40.0]);
+    }
+}

@@ -1,0 +1,148 @@
+//! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
+
+use std::io::{BufRead, IsTerminal, stdin};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use planish_engine::decoder::Decoder;
+use planish_engine::generate::{Ended, Flow, Settings, generate};
+use planish_engine::text::Tokenizer;
+use planish_engine::text::chat::{ChatTemplate, Message, Then};
+use serde_json::json;
+
+use super::sampling::Sampling;
+use crate::session::{Session, SessionArgs};
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, presets, report};
+
+/// Talk with a model; /exit or the end of the input ends it, Ctrl-C stops an answer
+#[derive(Args)]
+pub struct ChatArgs {
+    /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
+    #[arg(default_value = presets::DEFAULT)]
+    model: String,
+    /// What the model is told before the first message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: Sampling,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// Reads messages line by line and answers each on standard output.
+pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
+    let session = Session::open(&args.model, &args.session, ui)?;
+    let template = session.model.chat()?;
+    let mut conversation = Conversation {
+        decoder: session.decoder()?,
+        tokenizer: &session.model.tokenizer,
+        template,
+        settings: args.sampling.settings(),
+        messages: args.system.iter().map(|text| Message::new("system", text.as_str())).collect(),
+        fed: Vec::new(),
+    };
+    let on_terminal = stdin().is_terminal();
+    if on_terminal {
+        ui.note("write a message; /exit leaves, /clear forgets the conversation, Ctrl-C stops an answer");
+    }
+    // While a message is awaited, Ctrl-C leaves; during an answer the first one stops it and the second leaves.
+    interrupt::uninstall();
+    let mut outcome = Outcome::Done;
+    let mut lines = stdin().lock();
+    loop {
+        if on_terminal {
+            crate::ui::prompt("> ");
+        }
+        let mut line = String::new();
+        let read = lines.read_line(&mut line).context("cannot read from standard input")?;
+        match line.trim() {
+            _ if read == 0 => return Ok(outcome),
+            "" => {}
+            "/exit" | "/quit" => return Ok(outcome),
+            "/clear" => conversation.clear(),
+            message => {
+                interrupt::install();
+                let turn = conversation.turn(message, ui);
+                interrupt::uninstall();
+                if turn? == Outcome::No {
+                    outcome = Outcome::No;
+                }
+            }
+        }
+    }
+}
+
+/// The messages so far, and the ids of them that the decoder's cache holds.
+struct Conversation<'a> {
+    decoder: Decoder<'a>,
+    tokenizer: &'a Tokenizer,
+    template: ChatTemplate,
+    settings: Settings,
+    messages: Vec<Message>,
+    fed: Vec<u32>,
+}
+
+impl Conversation<'_> {
+    /// Forgets all but what the system says.
+    fn clear(&mut self) {
+        self.messages.retain(|m| m.role == "system");
+    }
+
+    /// Answers one message; one that does not fit is taken back, and the conversation goes on without it.
+    fn turn(&mut self, message: &str, ui: Ui) -> Result<Outcome> {
+        self.messages.push(Message::new("user", message));
+        let ids = self.tokenizer.encode_chat(&self.template.render(&self.messages, Then::Reply)?)?;
+        let context = self.decoder.options().context;
+        if ids.len() >= context {
+            self.messages.pop();
+            crate::ui::say(&format!(
+                "the conversation with this message has {} tokens and the context holds {context}; \
+                 send a shorter one, /clear to begin anew, or leave and use a larger --context",
+                ids.len()
+            ));
+            return Ok(Outcome::No);
+        }
+        self.answer(&ids, ui)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Feeds what the cache lacks of `ids`, and streams the reply.
+    fn answer(&mut self, ids: &[u32], ui: Ui) -> Result<()> {
+        // The last id is always fed again, because its logits begin the reply.
+        let same = self.fed.iter().zip(ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
+        self.decoder.truncate(same);
+        self.fed.truncate(same);
+        let (mut text, mut closed) = (String::new(), None);
+        let mut emit = |piece: &str| {
+            text.push_str(piece);
+            let printed = if ui.json { Ok(()) } else { report::print(piece) };
+            let stop = interrupt::requested() || printed.is_err();
+            closed = printed.err();
+            if stop { Flow::Stop } else { Flow::Continue }
+        };
+        let done = generate(&mut self.decoder, self.tokenizer, &ids[same..], &self.settings, &mut emit)?;
+        if let Some(error) = closed {
+            return Err(error);
+        }
+        self.fed.extend_from_slice(&ids[same..]);
+        self.fed.extend_from_slice(&done.ids);
+        self.fed.truncate(self.decoder.position());
+        if ui.json {
+            report::print_json_line(&json!({
+                "text": text, "ended": done.ended, "prompt_tokens": ids.len(), "fed_tokens": done.prompt_tokens,
+                "generated_tokens": done.ids.len(), "decode_tok_s": done.decode_tok_s(),
+            }))?;
+        } else {
+            report::print("\n")?;
+        }
+        if done.ended == Ended::Context {
+            let context = self.decoder.options().context;
+            crate::ui::say(&format!(
+                "the context of {context} tokens is full; /clear begins anew, --context makes it larger"
+            ));
+        }
+        self.messages.push(Message::new("assistant", text));
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! `planish run`: one prompt in, text out as it comes, after a first run has tuned the kernels for this machine.
+
+use std::io::{IsTerminal, Read, stdin};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, ValueEnum};
+use planish_engine::decoder::Decoder;
+use planish_engine::generate::{Ended, Flow, Generated, generate};
+use planish_engine::text::Special;
+use planish_engine::text::chat::{Message, Then};
+use serde_json::{Value, json};
+
+use super::sampling::Sampling;
+use crate::hint::WithHint;
+use crate::session::{self, Session, SessionArgs};
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, presets, report};
+
+/// Asked when no prompt is given.
+const PROMPT_DEFAULT: &str = "What is a plane, the tool of a carpenter, good for?";
+
+/// Write text with a model; the first run on a machine tunes its kernels
+#[derive(Args)]
+pub struct RunArgs {
+    /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
+    #[arg(default_value = presets::DEFAULT)]
+    model: String,
+    /// What to answer or go on from; `-` reads it from standard input
+    #[arg(default_value = PROMPT_DEFAULT)]
+    prompt: String,
+    /// Go on from the prompt as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// Say speed, latency and the digest of the configurations on standard error
+    #[arg(long)]
+    stats: bool,
+    /// Whether to tune first where nothing has been tuned on this machine; a later run never measures
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    tune: Tune,
+    /// Seconds that such a first tuning may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 45.0, value_parser = super::seconds)]
+    budget: f64,
+    #[command(flatten)]
+    sampling: Sampling,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// When to tune before answering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Tune {
+    /// Where nothing has been tuned on this machine.
+    Auto,
+    /// Never.
+    Never,
+}
+
+/// Answers the prompt on standard output, as text or as one JSON object.
+pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
+    let prompt = prompt_text(&args.prompt)?;
+    let mut session = Session::open(&args.model, &args.session, ui)?;
+    let ids = encode(&session, &prompt, args.raw)?;
+    fits(ids.len(), session.options.context)?;
+    let gain = if args.tune == Tune::Auto { first_tuning(&mut session, args.budget, ui)? } else { None };
+    let mut decoder = session.decoder()?;
+    let loaded = crate::since_start();
+    let mut text = String::new();
+    let mut closed = None;
+    let mut emit = |piece: &str| {
+        text.push_str(piece);
+        let printed = if ui.json { Ok(()) } else { report::print(piece) };
+        let stop = interrupt::requested() || printed.is_err();
+        closed = printed.err();
+        if stop { Flow::Stop } else { Flow::Continue }
+    };
+    let done = generate(&mut decoder, &session.model.tokenizer, &ids, &args.sampling.settings(), &mut emit)?;
+    if let Some(error) = closed {
+        return Err(error);
+    }
+    let stats = Stats { done: &done, loaded, session: &session, decoder: &decoder };
+    if ui.json {
+        report::print_json(&stats.json(&text)?)?;
+    } else {
+        report::print("\n")?;
+    }
+    finish(args, &stats, gain, ui)
+}
+
+/// Everything that is said after the text.
+fn finish(args: &RunArgs, stats: &Stats<'_, '_>, gain: Option<String>, ui: Ui) -> Result<Outcome> {
+    interrupt::check()?;
+    if stats.done.ended == Ended::Context {
+        let context = stats.session.options.context;
+        ui.note(&format!("note: the context of {context} tokens is full; --context makes it larger"));
+    }
+    if args.stats {
+        ui.note(&stats.text()?);
+    }
+    if let Some(table) = gain {
+        ui.note(&table);
+    }
+    Ok(Outcome::Done)
+}
+
+fn prompt_text(prompt: &str) -> Result<String> {
+    if prompt != "-" {
+        return Ok(prompt.to_owned());
+    }
+    if stdin().is_terminal() {
+        crate::ui::say("reading the prompt from standard input; Ctrl-D ends it");
+    }
+    let mut text = String::new();
+    stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    Ok(text)
+}
+
+/// The ids of the prompt, inside the model's chat template where it has one.
+fn encode(session: &Session, prompt: &str, raw: bool) -> Result<Vec<u32>> {
+    let model = &session.model;
+    let ids = match model.chat() {
+        Ok(chat) if !raw => model.tokenizer.encode_chat(&chat.render(&[Message::new("user", prompt)], Then::Reply)?)?,
+        Err(error) if !raw && has_template(session) => return Err(error.into()),
+        _ => model.tokenizer.encode_prompt(prompt, Special::Plain)?,
+    };
+    if ids.is_empty() {
+        return Err(anyhow!("the prompt is empty")).hint("give a prompt, or leave it out");
+    }
+    Ok(ids)
+}
+
+/// Whether the file has a chat template, broken or not: a broken one is an error, a missing one is a base model.
+fn has_template(session: &Session) -> bool {
+    !matches!(session.model.gguf.str("tokenizer.chat_template"), Ok(None))
+}
+
+/// Refuses a prompt that leaves no room for an answer, before anything is measured.
+fn fits(tokens: usize, context: usize) -> Result<()> {
+    if tokens < context {
+        return Ok(());
+    }
+    Err(anyhow!("the prompt has {tokens} tokens, and a context of {context} must also hold the answer"))
+        .hint("use a larger --context or a shorter prompt")
+}
+
+/// Tunes where nothing has been tuned on this machine; the table of what that bought.
+fn first_tuning(session: &mut Session, budget: f64, ui: Ui) -> Result<Option<String>> {
+    if !session.untuned(&session.decoder()?) {
+        return Ok(None);
+    }
+    interrupt::check()?;
+    // WIRE: cmd::tune::quick(session, Duration::from_secs_f64(budget), ui).map(Some)
+    let _ = (Duration::from_secs_f64(budget), ui);
+    Ok(None)
+}
+
+/// What a generation took.
+struct Stats<'r, 's> {
+    done: &'r Generated,
+    loaded: Duration,
+    session: &'r Session,
+    decoder: &'r Decoder<'s>,
+}
+
+impl Stats<'_, '_> {
+    fn prefill_tok_s(&self) -> f64 {
+        self.done.prompt_tokens as f64 / self.done.first_token.as_secs_f64()
+    }
+
+    fn first_token_ms(&self) -> f64 {
+        (self.loaded + self.done.first_token).as_secs_f64() * 1e3
+    }
+
+    fn text(&self) -> Result<String> {
+        let done = self.done;
+        let decode = done.decode_tok_s().map_or("too few tokens to say".into(), |s| format!("{s:.1} tokens/s"));
+        Ok(report::pairs(&[
+            ("decode", format!("{decode}, {} tokens", done.ids.len())),
+            ("prefill", format!("{:.0} tokens/s, {} tokens", self.prefill_tok_s(), done.prompt_tokens)),
+            ("first token", format!("{:.0} ms after the start", self.first_token_ms())),
+            ("threads", format!("{}, {}", self.session.cpu.threads(), self.session.isa)),
+            ("choices", session::tiers_text(&session::tiers(self.decoder))),
+            ("digest", self.session.frozen(self.decoder)?.digest().to_owned()),
+        ])
+        .trim_end()
+        .to_owned())
+    }
+
+    fn json(&self, text: &str) -> Result<Value> {
+        let done = self.done;
+        Ok(json!({
+            "text": text,
+            "ids": done.ids,
+            "ended": done.ended,
+            "prompt_tokens": done.prompt_tokens,
+            "generated_tokens": done.ids.len(),
+            "decode_tok_s": done.decode_tok_s(),
+            "prefill_tok_s": self.prefill_tok_s(),
+            "first_token_ms": self.first_token_ms(),
+            "threads": self.session.cpu.threads(),
+            "isa": self.session.isa.name(),
+            "tiers": session::tiers(self.decoder),
+            "digest": self.session.frozen(self.decoder)?.digest(),
+        }))
+    }
+}

@@ -1,0 +1,147 @@
+//! Commands that run a model, on the golden models of the engine: what they print, refuse and compute.
+
+// A failure anywhere in a test file is a failed test.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn goldens() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens")
+}
+
+fn model(name: &str) -> String {
+    goldens().join(format!("tiny/{name}.gguf")).to_str().unwrap().to_owned()
+}
+
+fn expected(name: &str) -> String {
+    goldens().join(format!("tiny_expected/{name}.json")).to_str().unwrap().to_owned()
+}
+
+/// Runs the command in a fresh home with `input` on standard input.
+fn planish(args: &[&str], input: &str) -> Output {
+    let home = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
+    command.args(args).env("PLANISH_HOME", home.path()).current_dir(home.path());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A command that refuses its flags never reads the input.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[track_caller]
+fn check(args: &[&str], input: &str, code: i32) -> (String, String) {
+    let output = planish(args, input);
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}\n{stderr}");
+    (stdout, stderr)
+}
+
+#[track_caller]
+fn check_json(args: &[&str]) -> Value {
+    serde_json::from_str(&check(args, "", 0).0).unwrap()
+}
+
+#[track_caller]
+fn check_refused(args: &[&str], parts: &[&str]) {
+    let (stdout, stderr) = check(args, "", 2);
+    assert!(stdout.is_empty(), "{stdout}");
+    for part in parts {
+        assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
+    }
+}
+
+#[test]
+fn two_greedy_runs_are_the_same_and_standard_output_is_text_alone() {
+    let model = model("llama-q4_0");
+    let run =
+        || check(&["run", &model, "hello there", "--raw", "--tune", "never", "--max-tokens", "9", "--stats"], "", 0);
+    let (first, second) = (run(), run());
+    assert_eq!(first.0, second.0);
+    assert!(first.1.contains("digest") && first.1.contains("tokens/s"), "{}", first.1);
+    assert!(!first.0.contains("tokens/s"), "{}", first.0);
+}
+
+#[test]
+fn a_seed_repeats_a_draw_and_another_seed_does_not() {
+    let model = model("llama-q4_0");
+    let run = |seed: &str| {
+        let sampling = ["--temperature", "1.5", "--seed", seed, "--max-tokens", "24"];
+        let args = [&["run", &model, "hello", "--raw", "--tune", "never", "--json"], &sampling[..]].concat();
+        check_json(&args)["ids"].clone()
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+}
+
+#[test]
+fn a_prompt_comes_from_standard_input_too() {
+    let model = model("llama-f32");
+    let flags = ["--raw", "--tune", "never", "--max-tokens", "5"];
+    let typed = check(&[&["run", &model, "some words"], &flags[..]].concat(), "", 0);
+    let piped = check(&[&["run", &model, "-"], &flags[..]].concat(), "some words", 0);
+    assert_eq!(typed.0, piped.0);
+}
+
+#[test]
+fn verify_passes_every_class_and_dumps_what_it_judged() {
+    let folder = TempDir::new().unwrap();
+    let dump = folder.path().join("dump");
+    for (activations, kv) in [("f32", "f32"), ("f32", "f16"), ("int8", "f32"), ("int8", "f16")] {
+        let numerics = ["--activations", activations, "--kv", kv, "--chunk", "7", "--dump", dump.to_str().unwrap()];
+        let (model, expected) = (model("llama-q4_k_m"), expected("llama-q4_k_m"));
+        let (out, _) = check(&[&["verify", &model, "--expected", &expected], &numerics[..]].concat(), "", 0);
+        assert_eq!(out.lines().filter(|l| l.starts_with("ok ")).count(), 4, "{out}");
+    }
+    let read = |name: &str| -> Value { serde_json::from_slice(&fs::read(dump.join(name)).unwrap()).unwrap() };
+    let (prefill, steps) = (read("short.json"), read("steps/short.json"));
+    assert_eq!(prefill["ids"], steps["ids"]);
+    assert_eq!(prefill["positions"].as_array().unwrap().len(), prefill["ids"].as_array().unwrap().len());
+}
+
+#[test]
+fn verify_says_no_to_another_model_of_the_same_shape() {
+    let (model, expected) = (model("llama-q8_0"), expected("llama-q4_0"));
+    let (out, _) = check(&["verify", &model, "--expected", &expected, "--activations", "f32"], "", 1);
+    assert!(out.contains("FAIL"), "{out}");
+}
+
+#[test]
+fn bench_reports_what_scripts_read() {
+    let report = check_json(&["bench", &model("llama-q4_0"), "-p", "16", "-n", "8", "-r", "2", "--json"]);
+    let positive = ["decode_tok_s", "prefill_tok_s", "bytes_per_token", "read_gb_s", "percent_of_bandwidth", "threads"];
+    for name in positive {
+        assert!(report[name].as_f64().is_some_and(|v| v > 0.0), "{name}: {}", report[name]);
+    }
+    assert!(report["peak_rss_bytes"].as_u64().is_some_and(|n| n > 1 << 20), "{}", report["peak_rss_bytes"]);
+    assert_eq!(report["digest"].as_str().map(str::len), Some(64));
+    assert_eq!(report["decode"]["samples"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn what_cannot_run_says_why_and_what_next() {
+    let folder = TempDir::new().unwrap();
+    let other = folder.path().join("other.gguf");
+    fs::write(&other, b"PK\x03\x04 no model").unwrap();
+    let model = model("llama-q4_0");
+    let never = ["--tune", "never"];
+    let run = |rest: &[&str], parts: &[&str]| check_refused(&[&["run"], rest, &never[..]].concat(), parts);
+    run(&["/no/such.gguf"], &["/no/such.gguf", "hint: "]);
+    run(&[other.to_str().unwrap()], &["other.gguf", "GGUF"]);
+    run(&[&model, "many words are too many", "--raw", "--context", "4"], &["context of 4", "hint: "]);
+    run(&[&model, "x", "--context", "99999999"], &["99999999", "hint: "]);
+    run(&[&model, "x", "--temperature", "hot"], &["hot", "--temperature"]);
+    run(&[&model, "x", "--pin", "nothing=A=1"], &["no op nothing", "matmul"]);
+    run(&[&model, "x", "--replay", "missing.lock"], &["missing.lock"]);
+    run(&[&model, "x", "--off", "--replay", "missing.lock"], &["--off", "--replay"]);
+    check_refused(&["bench", &model, "-p", "100000"], &["100000 tokens", "hint: "]);
+    check_refused(&["verify", &model, "--expected", "missing.json"], &["missing.json"]);
+    check_refused(&["chat", &model], &["chat template", "hint: "]);
+}
