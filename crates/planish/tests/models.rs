@@ -138,10 +138,10 @@ fn what_cannot_run_says_why_and_what_next() {
     run(&[&model, "many words are too many", "--raw", "--context", "4"], &["context of 4", "hint: "]);
     run(&[&model, "x", "--context", "99999999"], &["99999999", "hint: "]);
     run(&[&model, "x", "--temperature", "hot"], &["hot", "--temperature"]);
-    run(&[&model, "x", "--pin", "nothing=A=1"], &["no op nothing", "matmul"]);
+    run(&[&model, "x", "--pin", "nothing=A=1"], &["no op nothing", "matvec"]);
     run(&[&model, "x", "--replay", "missing.lock"], &["missing.lock"]);
     run(&[&model, "x", "--off", "--replay", "missing.lock"], &["--off", "--replay"]);
     check_refused(&["bench", &model, "-p", "100000"], &["100000 tokens", "hint: "]);
     check_refused(&["verify", &model, "--expected", "missing.json"], &["missing.json"]);
-    check_refused(&["chat", &model], &["chat template", "hint: "]);
+    check_refused(&["chat", "no-such-model"], &["no-such-model", "hint: "]);
 }
