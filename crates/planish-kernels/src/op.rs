@@ -242,6 +242,8 @@ pub enum Fill {
     Random,
     /// Random with some values huge and some tiny.
     Extreme,
+    /// Random, to be timed and never compared: an op may leave out the exact results, which cost far more than the run.
+    Unjudged,
 }
 
 /// An op of the table.

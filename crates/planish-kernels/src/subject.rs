@@ -27,10 +27,13 @@ pub struct Spec {
     pub seed: u64,
 }
 
-/// Launches in one timed sequence, at least, so that waking the pool does not count.
-const LAUNCHES: usize = 48;
-/// Bytes read by one timed sequence, at least.
-const SAMPLE_BYTES: u64 = 8 << 20;
+/// One timed sequence reads this many bytes or does this much arithmetic, so that waking the pool does not count: about
+/// a millisecond either way.
+const SAMPLE_BYTES: u64 = 24 << 20;
+/// See `SAMPLE_BYTES`.
+const SAMPLE_FLOPS: u64 = 200_000_000;
+/// Launches in one timed sequence.
+const LAUNCHES: std::ops::RangeInclusive<u64> = 4..=512;
 /// Copies of rotated arguments, at most.
 const COPIES: u64 = 1024;
 
@@ -96,7 +99,7 @@ impl<'a> OpSubject<'a> {
 
     fn rotation(&mut self) -> Result<&Rotation, Error> {
         if self.rotation.is_none() {
-            let problem = (self.op.problem)(&self.shape, self.spec.seed, Fill::Random);
+            let problem = (self.op.problem)(&self.shape, self.spec.seed, Fill::Unjudged);
             self.rotation = Some(Rotation::new(self.op, &problem, self.spec.rotate_bytes, &self.machine)?);
         }
         Ok(self.rotation.as_ref().expect("made above"))
@@ -108,8 +111,7 @@ impl<'a> OpSubject<'a> {
             let launch = |e: Error| Rejection::Launch(e.to_string());
             self.rotation().map_err(launch)?;
             let rotation = self.rotation.as_ref().expect("made above");
-            let bytes = self.cost().read_bytes.max(1);
-            let per_sequence = LAUNCHES.max((SAMPLE_BYTES / bytes) as usize).min(512);
+            let per_sequence = self.executions();
             let sets = &rotation.sets;
             let count = sets.len().div_ceil(per_sequence);
             let mut recorded = Vec::new();
@@ -128,7 +130,9 @@ impl<'a> OpSubject<'a> {
 
     /// Launches of the op in one timed sequence.
     fn executions(&self) -> usize {
-        LAUNCHES.max((SAMPLE_BYTES / self.cost().read_bytes.max(1)) as usize).min(512)
+        let cost = self.cost();
+        let wanted = (SAMPLE_BYTES / cost.read_bytes.max(1)).min(SAMPLE_FLOPS / cost.flops.max(1));
+        wanted.clamp(*LAUNCHES.start(), *LAUNCHES.end()) as usize
     }
 }
 
