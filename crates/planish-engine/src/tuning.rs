@@ -128,12 +128,15 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
     }
     let quarantine = Arc::new(Mutex::new(quarantine));
     let total = Budget::new(setting.clock, setting.budget);
-    let open: Vec<bool> = works.iter().map(|w| known(w, setting, store).is_none()).collect();
+    let stored = |w: &Work, store: &Store| {
+        if setting.force { None } else { known(w, setting.machine, setting.identities, store) }
+    };
+    let open: Vec<bool> = works.iter().map(|w| stored(w, store).is_none()).collect();
     let mut done = Vec::new();
     for (index, work) in works.iter().enumerate() {
         let weights: Vec<f64> = (index..works.len()).filter(|i| open[*i]).map(|i| works[i].share).collect();
         let allowance = allot(total.left(), &weights, Duration::from_millis(400));
-        let fate = match (known(work, setting, store), allowance) {
+        let fate = match (stored(work, store), allowance) {
             (Some(choice), _) => Fate::Known(Box::new(choice)),
             (None, Some(allowance)) if !setting.cancel.load(Ordering::Relaxed) => {
                 watch.begins(index, works.len(), work, allowance);
@@ -152,14 +155,11 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
     Ok(done)
 }
 
-/// The exact record of an item, unless everything is to be measured again.
-fn known(work: &Work, setting: &Setting<'_>, store: &Store) -> Option<Choice> {
-    if setting.force {
-        return None;
-    }
-    let space = (work.op.space)(&work.shape, &setting.machine);
+/// The exact record of an item: it needs no measuring.
+pub fn known(work: &Work, machine: Machine<'_>, identities: &Identities, store: &Store) -> Option<Choice> {
+    let space = (work.op.space)(&work.shape, &machine);
     let key = key(work.op, &work.shape).ok()?;
-    let identity = setting.identities.of(&space);
+    let identity = identities.of(&space);
     let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
     let found = store.lookup_legal(&key, &identity, &legal);
     match (found.tier, found.record) {
