@@ -1,5 +1,6 @@
 //! Models: files, tokenizer, chat template, one decoder, plan, generation, verification.
 
+pub mod accept;
 pub mod arch;
 pub mod decoder;
 pub mod error;
@@ -8,6 +9,7 @@ pub mod gguf;
 pub mod identity;
 pub mod model;
 pub mod plan;
+pub mod shapes;
 pub mod text;
 pub mod tuning;
 pub mod verify;

@@ -1,0 +1,317 @@
+//! The end-to-end check: a tuned and a default decoder of one model, interleaved on the same tokens.
+//!
+//! Winning alone is not enough: choices that do not make the model faster go back to the defaults.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use planish_kernels::op::{Machine, Op, Shape};
+use planish_tune::stats::{median, median_bounds};
+use planish_tune::store::{Choice, Evidence, Key, Ratio, Source, State, Store, Tier, now_ms};
+use planish_tune::{Config, Space};
+use serde::{Deserialize, Serialize};
+
+use crate::decoder::Decoder;
+use crate::error::{Error, Result};
+use crate::identity::{Identities, key};
+use crate::plan::Entry;
+
+/// Level of each bound of the ratio: together they hold it with 95%.
+const ALPHA: f64 = 0.025;
+/// Fewest pairs that give bounds at that level.
+const PAIRS_MIN: usize = 6;
+
+/// How much to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Most pairs of decode, and of prefill.
+    pub pairs: usize,
+    /// Tokens decoded in a run.
+    pub tokens: usize,
+    /// Time for all pairs; at least six of each are taken.
+    pub budget: Duration,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Effort { pairs: 16, tokens: 24, budget: Duration::from_secs(12) }
+    }
+}
+
+/// What the model as a whole gained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// The lower bound of the ratio is above 1.
+    Faster,
+    /// The bounds enclose 1.
+    NoEffect,
+    /// The upper bound of the ratio is below 1.
+    Slower,
+    /// Both run the same configurations.
+    Same,
+}
+
+impl Effect {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Effect::Faster => "faster",
+            Effect::NoEffect => "no effect",
+            Effect::Slower => "slower",
+            Effect::Same => "nothing tuned",
+        }
+    }
+}
+
+/// Tuned against default on one path.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gain {
+    /// Tokens a second of the defaults, median.
+    pub default_tok_s: f64,
+    /// Tokens a second of the tuned set, median.
+    pub tuned_tok_s: f64,
+    /// Median of the paired ratios, above 1 when tuned is faster.
+    pub ratio: f64,
+    /// Lower bound of the ratio.
+    pub lo: f64,
+    /// Upper bound of the ratio.
+    pub hi: f64,
+    /// Pairs behind it.
+    pub pairs: usize,
+    /// The verdict.
+    pub effect: Effect,
+}
+
+/// The result of the check.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// One token at a time.
+    pub decode: Gain,
+    /// The prompt.
+    pub prefill: Gain,
+    /// Largest difference of a logit between the two.
+    pub logit_delta_max: f64,
+    /// Positions at which both have the same best token.
+    pub same_best: usize,
+    /// Positions compared.
+    pub compared: usize,
+    /// Seconds it took.
+    pub spent_s: f64,
+}
+
+/// Runs both on `ids`, of which the last `effort.tokens` are decoded and those before are the prompt.
+///
+/// `None` when `cancel` was set before there was a result.
+/// Errors when the two were not built for the same model and numerics, or `ids` do not fit.
+pub fn compare<'m>(
+    default: &mut Decoder<'m>,
+    tuned: &mut Decoder<'m>,
+    ids: &[u32],
+    effort: &Effort,
+    cancel: &AtomicBool,
+) -> Result<Option<Report>> {
+    if ids.len() < effort.tokens + 2 {
+        return Err(Error::request(format!("{} tokens given, {} are decoded", ids.len(), effort.tokens)));
+    }
+    let start = Instant::now();
+    let (prompt, rest) = ids.split_at(ids.len() - effort.tokens);
+    let differs = |a: &[Entry], b: &[Entry]| a.iter().zip(b).any(|(a, b)| a.chosen.config != b.chosen.config);
+    let paths =
+        [differs(&default.decode_plan, &tuned.decode_plan), differs(&default.prefill_plan, &tuned.prefill_plan)];
+    let mut report = distance([&mut *default, &mut *tuned], prompt, rest)?;
+    let mut ratios = [Pairs::default(), Pairs::default()];
+    for pair in 0..effort.pairs.max(PAIRS_MIN) {
+        let spent = start.elapsed();
+        if cancel.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        if pair >= PAIRS_MIN && spent > effort.budget {
+            break;
+        }
+        let mut times = [[Duration::ZERO; 2]; 2];
+        // The order alternates, so that neither profits from what the other left behind.
+        for side in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let decoder = if side == 0 { &mut *default } else { &mut *tuned };
+            times[side] = lap(decoder, prompt, rest)?;
+        }
+        for (path, pairs) in ratios.iter_mut().enumerate() {
+            pairs.push(times[0][path], times[1][path]);
+        }
+    }
+    report.decode = ratios[0].gain(rest.len(), paths[0]);
+    report.prefill = ratios[1].gain(prompt.len(), paths[1]);
+    report.spent_s = start.elapsed().as_secs_f64();
+    Ok(Some(report))
+}
+
+/// Times of decode and of prefill.
+fn lap(decoder: &mut Decoder<'_>, prompt: &[u32], rest: &[u32]) -> Result<[Duration; 2]> {
+    decoder.truncate(0);
+    let start = Instant::now();
+    decoder.feed(prompt)?;
+    let prefill = start.elapsed();
+    let start = Instant::now();
+    for id in rest {
+        decoder.feed(std::slice::from_ref(id))?;
+    }
+    Ok([start.elapsed(), prefill])
+}
+
+/// An untimed run of both, which also warms them: how far their logits are apart.
+fn distance([default, tuned]: [&mut Decoder<'_>; 2], prompt: &[u32], rest: &[u32]) -> Result<Report> {
+    let best = |logits: &[f32]| {
+        let first = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+        first.map(|(i, _)| i)
+    };
+    let nothing = Pairs::default().gain(1, false);
+    let mut report =
+        Report { decode: nothing, prefill: nothing, logit_delta_max: 0.0, same_best: 0, compared: 0, spent_s: 0.0 };
+    default.truncate(0);
+    tuned.truncate(0);
+    let steps = std::iter::once(prompt).chain(rest.iter().map(std::slice::from_ref));
+    for ids in steps {
+        let (a, b) = (default.feed(ids)?, tuned.feed(ids)?);
+        if a.len() != b.len() {
+            return Err(Error::request(format!("logits of two models: {} and {}", a.len(), b.len())));
+        }
+        let delta = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        report.logit_delta_max = report.logit_delta_max.max(delta);
+        report.same_best += usize::from(best(a) == best(b));
+        report.compared += 1;
+    }
+    Ok(report)
+}
+
+/// Paired times of one path, in seconds.
+#[derive(Default)]
+struct Pairs {
+    default_s: Vec<f64>,
+    tuned_s: Vec<f64>,
+    logs: Vec<f64>,
+}
+
+impl Pairs {
+    fn push(&mut self, default: Duration, tuned: Duration) {
+        let (d, t) = (default.as_secs_f64().max(1e-9), tuned.as_secs_f64().max(1e-9));
+        self.default_s.push(d);
+        self.tuned_s.push(t);
+        self.logs.push((d / t).ln());
+    }
+
+    fn gain(&self, tokens: usize, differs: bool) -> Gain {
+        let tok_s = |s: &[f64]| median(s).map_or(0.0, |s| tokens as f64 / s);
+        let ratio = median(&self.logs).map_or(1.0, f64::exp);
+        let (lo, hi) = median_bounds(&self.logs, ALPHA).map_or((ratio, ratio), |(lo, hi)| (lo.exp(), hi.exp()));
+        let enough = self.logs.len() >= PAIRS_MIN;
+        let effect = match (differs, enough && lo > 1.0, enough && hi < 1.0) {
+            (false, ..) => Effect::Same,
+            (true, true, _) => Effect::Faster,
+            (true, _, true) => Effect::Slower,
+            _ => Effect::NoEffect,
+        };
+        let (default_tok_s, tuned_tok_s) = (tok_s(&self.default_s), tok_s(&self.tuned_s));
+        Gain { default_tok_s, tuned_tok_s, ratio, lo, hi, pairs: self.logs.len(), effect }
+    }
+}
+
+/// An op at a shape whose choice goes back to the default.
+pub type Item = (&'static Op, Shape);
+
+/// What must go back: the choices of each path that did not get faster; what both use stands or falls with decode.
+pub fn refuted(report: &Report, decode: &[Entry], prefill: &[Entry]) -> Vec<Item> {
+    let keeps = |effect| matches!(effect, Effect::Faster | Effect::Same);
+    let changed = |e: &&Entry| e.tuned && e.chosen.tier == "tuned";
+    let in_decode = |e: &Entry| decode.iter().any(|d| d.op.name == e.op.name && d.shape == e.shape);
+    let mut out = Vec::new();
+    if !keeps(report.decode.effect) {
+        out.extend(decode.iter().filter(changed).map(|e| (e.op, e.shape.clone())));
+    }
+    if !keeps(report.prefill.effect) {
+        out.extend(prefill.iter().filter(changed).filter(|e| !in_decode(e)).map(|e| (e.op, e.shape.clone())));
+    }
+    out
+}
+
+/// Stores for each item that the default runs again, since the model ran no faster; returns how many changed.
+pub fn put_back(items: &[Item], machine: Machine<'_>, identities: &Identities, store: &mut Store) -> Result<usize> {
+    let mut changed = 0;
+    for (op, shape) in items {
+        let space = (op.space)(shape, &machine);
+        let found = store.lookup(&key(op, shape)?, &identities.of(&space));
+        let (Tier::Exact, Some(choice)) = (found.tier, found.record) else { continue };
+        if choice.config == space.default {
+            continue;
+        }
+        let ratio = Ratio { lo: 1.0, mid: 1.0, hi: 1.0 };
+        let choice = Choice { config: space.default, state: State::NoEndToEndEffect, ratio, ..choice.clone() };
+        store.append(choice).map_err(|e| Error::request(e.to_string()))?;
+        changed += 1;
+    }
+    Ok(changed)
+}
+
+/// The key under which the check of the set of choices with this digest is stored.
+fn set_key(digest: &str) -> Result<Key> {
+    let short: String = digest.chars().take(16).collect();
+    Key::parse("end_to_end", &format!("set={short}")).map_err(|e| Error::request(e.to_string()))
+}
+
+/// The stored check of the set of choices with this digest.
+pub fn known(digest: &str, identities: &Identities, store: &Store) -> Result<Option<Report>> {
+    let key = set_key(digest)?;
+    let found = store.lookup(&key, &identities.of(&Space::fixed(Config::new())));
+    if found.tier != Tier::Exact {
+        return Ok(None);
+    }
+    let newest = planish_tune::store::show(store, &key).into_iter().find_map(|s| s.evidence);
+    Ok(newest.and_then(|e| serde_json::from_value(e.data).ok()))
+}
+
+/// Stores the check of the set of choices with this digest.
+pub fn remember(report: &Report, digest: &str, identities: &Identities, store: &mut Store) -> Result<()> {
+    let error = |e: planish_tune::store::Error| Error::request(e.to_string());
+    let (key, identity) = (set_key(digest)?, identities.of(&Space::fixed(Config::new())));
+    let data = serde_json::to_value(report).expect("a report is plain data");
+    let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
+    let (name, _) = store.append_evidence(evidence).map_err(error)?;
+    let Gain { ratio, lo, hi, tuned_tok_s, effect, .. } = report.decode;
+    let state = if effect == Effect::Faster { State::Tuned } else { State::NoEndToEndEffect };
+    let choice = Choice {
+        key,
+        identity,
+        config: Config::new(),
+        source: Source::Tuned,
+        state,
+        ratio: Ratio { lo, mid: ratio, hi },
+        ns_median: 1e9 / tuned_tok_s.max(1e-9),
+        written_ms: now_ms(),
+        evidence: Some(name),
+    };
+    store.append(choice).map_err(error)?;
+    store.seal();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(ratios: &[f64], differs: bool, want: Effect) {
+        let mut pairs = Pairs::default();
+        for r in ratios {
+            pairs.push(Duration::from_secs_f64(*r), Duration::from_secs(1));
+        }
+        assert_eq!(pairs.gain(10, differs).effect, want, "{ratios:?}");
+    }
+
+    #[test]
+    fn only_what_clears_the_noise_has_an_effect() {
+        check(&[1.1, 1.2, 1.1, 1.05, 1.3, 1.1], true, Effect::Faster);
+        check(&[0.9, 0.8, 0.95, 0.9, 0.7, 0.99], true, Effect::Slower);
+        check(&[1.1, 1.2, 0.99, 1.05, 1.3, 1.1], true, Effect::NoEffect);
+        check(&[1.1, 1.2, 1.1, 1.05, 1.3], true, Effect::NoEffect);
+        check(&[1.1, 1.2, 1.1, 1.05, 1.3, 1.1], false, Effect::Same);
+    }
+}
