@@ -8,7 +8,9 @@ pub mod pull;
 pub mod run;
 pub mod sampling;
 pub mod store;
+pub mod tune;
 pub mod verify;
+pub mod worker;
 
 use clap::Args;
 use planish_device::{Cpu, CpuOptions};

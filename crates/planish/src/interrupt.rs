@@ -11,6 +11,11 @@ pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
+/// What Ctrl-C sets, for work that looks at it itself.
+pub fn flag() -> &'static AtomicBool {
+    &REQUESTED
+}
+
 /// An error once Ctrl-C was pressed.
 pub fn check() -> Result<()> {
     if requested() {

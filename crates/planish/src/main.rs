@@ -49,6 +49,9 @@ enum Command {
     Chat(cmd::chat::ChatArgs),
     Bench(cmd::bench::BenchArgs),
     Verify(cmd::verify::VerifyArgs),
+    Tune(cmd::tune::TuneArgs),
+    #[command(hide = true)]
+    Worker(cmd::worker::WorkerArgs),
     Completions(cmd::completions::CompletionsArgs),
 }
 
@@ -97,6 +100,8 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
         Command::Chat(args) => cmd::chat::run(args, ui),
         Command::Bench(args) => cmd::bench::run(args, ui),
         Command::Verify(args) => cmd::verify::run(args, ui),
+        Command::Tune(args) => cmd::tune::run(args, ui),
+        Command::Worker(args) => cmd::worker::run(args),
         Command::Completions(args) => cmd::completions::run(args),
     }
 }

@@ -257,3 +257,23 @@ pub fn resolve(model: &str, ui: Ui) -> Result<PathBuf> {
     }
     Ok(fetch::pull(model, &home, ui)?.path)
 }
+
+impl SessionArgs {
+    /// The processor and the checked instruction set, for work without a model.
+    pub fn hardware(&self) -> Result<(Cpu, Isa)> {
+        Ok((self.threads.cpu()?, self.isa.checked()?))
+    }
+
+    /// Options of a decoder for a model made for `model_context` positions.
+    pub fn options(&self, model_context: usize) -> Options {
+        options(&self.numerics, model_context)
+    }
+
+    /// Refuses flags that choose configurations where they are to be found.
+    pub fn must_use_store(&self) -> Result<()> {
+        if self.source.mode()? == Mode::Stored {
+            return Ok(());
+        }
+        Err(anyhow!("--off, --replay and --pin choose configurations, and tuning finds them")).hint("leave them out")
+    }
+}

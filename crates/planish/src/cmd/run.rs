@@ -149,9 +149,7 @@ fn first_tuning(session: &mut Session, budget: f64, ui: Ui) -> Result<Option<Str
         return Ok(None);
     }
     interrupt::check()?;
-    // WIRE: cmd::tune::quick(session, Duration::from_secs_f64(budget), ui).map(Some)
-    let _ = (Duration::from_secs_f64(budget), ui);
-    Ok(None)
+    super::tune::quick(session, Duration::from_secs_f64(budget), ui).map(Some)
 }
 
 /// What a generation took.

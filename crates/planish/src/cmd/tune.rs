@@ -1,0 +1,292 @@
+//! `planish tune`: finds the fastest right configuration of every kernel of a model on this machine, and shows the gain.
+
+mod bought;
+mod watch;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use planish_device::cpu::bandwidth;
+use planish_device::{Backend, Cpu};
+use planish_engine::accept::{self, Effort};
+use planish_engine::decoder::Decoder;
+use planish_engine::identity::{Identities, StoreChoices};
+use planish_engine::plan::{Defaults, Entry};
+use planish_engine::shapes;
+use planish_engine::text::Special;
+use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Work, worklist};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::op::Machine;
+use planish_tune::store::{Mode, Store};
+use planish_tune::{Policy, WallClock};
+
+use self::bought::{Bought, EndToEnd};
+use self::watch::Progress;
+use crate::home::Home;
+use crate::session::{self, Session, SessionArgs};
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, presets};
+
+/// Fed to both decoders of the end-to-end check, as often as it takes.
+const TEXT: &str = "A plane takes thin shavings off a board until it is flat. Set the iron too deep and the grain \
+    tears; set it too fine and nothing comes off. The right depth depends on the wood, so you try, look, and turn the \
+    screw a little. In 1873 a workshop of 12 people made 340 planes a month: how many is that in a year? ";
+
+/// Most time of a budget that goes to the end-to-end check.
+const ACCEPT_MOST: Duration = Duration::from_secs(12);
+/// Time in which read bandwidth is measured.
+const CEILING_TIME: Duration = Duration::from_millis(400);
+/// Floating-point operations a nanosecond and thread, roughly; weighs arithmetic against reading.
+const GFLOP_S_PER_THREAD: f64 = 60.0;
+/// Read bandwidth where nothing is measured, GB/s; only weighs items against each other.
+const READ_GB_S_NOMINAL: f64 = 15.0;
+
+/// Find the fastest right configuration of every kernel of a model on this machine
+#[derive(Args)]
+pub struct TuneArgs {
+    /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
+    #[arg(default_value = presets::DEFAULT)]
+    model: String,
+    /// Tune for the shapes of a well-known model instead, which needs no file
+    #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = shape_names())]
+    shapes: Option<String>,
+    /// Seconds that it may take, the end-to-end check included
+    #[arg(long, value_name = "SECONDS", default_value = "60s", value_parser = super::seconds)]
+    budget: f64,
+    /// Measure again what the store already knows
+    #[arg(long)]
+    force: bool,
+    /// Print the kernels with their shares of the time and where their configurations come from; measure nothing
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+fn shape_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(shapes::PRESETS.iter().map(|p| p.name))
+}
+
+/// How much is said along the way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Talk {
+    /// A line for every kernel.
+    Lines,
+    /// One line at the start.
+    Little,
+}
+
+/// What is asked of a tuning run.
+struct Request {
+    budget: Duration,
+    force: bool,
+    talk: Talk,
+    ui: Ui,
+}
+
+/// What is tuned, and on what.
+struct Ground<'a> {
+    cpu: &'a Cpu,
+    isa: Isa,
+    identities: &'a Identities,
+    decode: Vec<Entry>,
+    prefill: Vec<Entry>,
+    model_bytes: u64,
+}
+
+impl Ground<'_> {
+    fn machine(&self) -> Machine<'_> {
+        Machine { backend: self.cpu, isa: self.isa }
+    }
+
+    fn works(&self, read_gb_s: f64) -> Vec<Work> {
+        works(self.cpu, [&self.decode, &self.prefill], read_gb_s)
+    }
+}
+
+fn works(cpu: &Cpu, plans: [&[Entry]; 2], read_gb_s: f64) -> Vec<Work> {
+    worklist(&plans, Ceilings { read_gb_s, gflop_s: GFLOP_S_PER_THREAD * f64::from(cpu.threads()) })
+}
+
+/// Tunes, checks the whole model, and prints what it bought.
+pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
+    args.session.must_use_store()?;
+    let budget = Duration::from_secs_f64(args.budget);
+    let request = Request { budget, force: args.force, talk: Talk::Lines, ui };
+    let bought = match &args.shapes {
+        Some(name) => {
+            let shape = shapes::preset(name)?;
+            let (cpu, isa) = args.session.hardware()?;
+            let machine = Machine { backend: &cpu, isa };
+            let mut store = session::open_store(ui);
+            let identities = Identities::new(&machine, &Policy::default());
+            let choices = StoreChoices { snapshot: store.snapshot(), identities: &identities, mode: &Mode::Stored };
+            let plans = shape.plans(machine, args.session.options(shape.context()), &choices)?;
+            let (decode, prefill, model_bytes) = (plans.decode, plans.prefill, plans.model_bytes);
+            let ground = Ground { cpu: &cpu, isa, identities: &identities, decode, prefill, model_bytes };
+            if args.list {
+                let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
+                return bought::list(&works(&cpu, plans, READ_GB_S_NOMINAL), plans, ui);
+            }
+            tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"))
+        }
+        None => {
+            let mut session = Session::open(&args.model, &args.session, ui)?;
+            if args.list {
+                let (decode, prefill) = plans(&session)?;
+                let plans: [&[Entry]; 2] = [&decode, &prefill];
+                return bought::list(&works(&session.cpu, plans, READ_GB_S_NOMINAL), plans, ui);
+            }
+            tune_model(&mut session, &request)?
+        }
+    };
+    if interrupt::requested() {
+        ui.note(&bought.interrupted());
+        interrupt::check()?;
+    }
+    bought.print(ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Tunes the kernels of an open model with little talk; the table of what that bought.
+pub fn quick(session: &mut Session, budget: Duration, ui: Ui) -> Result<String> {
+    let bought = tune_model(session, &Request { budget, force: false, talk: Talk::Little, ui })?;
+    interrupt::check()?;
+    Ok(bought.text())
+}
+
+/// What decoders of the session launch.
+fn plans(session: &Session) -> Result<(Vec<Entry>, Vec<Entry>)> {
+    let decoder = session.decoder()?;
+    Ok((decoder.decode_plan, decoder.prefill_plan))
+}
+
+fn tune_model(session: &mut Session, request: &Request) -> Result<Bought> {
+    let start = Instant::now();
+    let name = session.model.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let for_accept = request.budget.mul_f64(0.25).min(ACCEPT_MOST);
+    let for_kernels = request.budget.saturating_sub(for_accept);
+    let (decode, prefill) = plans(session)?;
+    let model_bytes = session.model.gguf.bytes().len() as u64;
+    let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
+    let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes };
+    let mut bought = tune_kernels(&ground, request, for_kernels, &mut session.store)?.named(&name);
+    if !interrupt::requested() {
+        let left = request.budget.saturating_sub(start.elapsed());
+        bought.end_to_end = end_to_end(session, request, left.min(ACCEPT_MOST))?;
+        let machine = Machine { backend: &session.cpu, isa: session.isa };
+        bought.refresh(machine, &session.identities, &session.store);
+    }
+    bought.seconds = start.elapsed().as_secs_f64();
+    Ok(bought)
+}
+
+fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store: &mut Store) -> Result<Bought> {
+    let start = Instant::now();
+    let machine = ground.machine();
+    let nominal = ground.works(READ_GB_S_NOMINAL);
+    let known = |store: &Store| -> Option<Vec<Done>> {
+        let one = |w: &Work| {
+            let choice = tuning::known(w, machine, ground.identities, store)?;
+            Some(Done { work: w.clone(), fate: Fate::Known(Box::new(choice)) })
+        };
+        nominal.iter().map(one).collect()
+    };
+    if !request.force
+        && let Some(done) = known(store)
+    {
+        request.ui.note(&format!("all {} kernels are tuned on this machine; nothing is measured", done.len()));
+        return Ok(Bought::new(done, machine, ground.identities, store));
+    }
+    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
+    let read = bandwidth::read_gb_s(ground.cpu, ground.cpu.threads(), CEILING_TIME)?;
+    let ceilings = Ceilings { read_gb_s: read.best, gflop_s: GFLOP_S_PER_THREAD * f64::from(ground.cpu.threads()) };
+    progress.roof(&read);
+    let works = ground.works(read.best);
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let (threads, isa) = (ground.cpu.threads(), ground.isa);
+    let worker = || {
+        let mut command = Command::new(&program);
+        command.args(["worker", "--threads", &threads.to_string(), "--isa", isa.name()]);
+        command
+    };
+    let clock = WallClock::start();
+    let setting = Setting {
+        machine,
+        identities: ground.identities,
+        worker: &worker,
+        quarantine: quarantine(),
+        budget: budget.saturating_sub(start.elapsed()),
+        clock: &clock,
+        policy: Policy::default(),
+        ceilings: Some(ceilings),
+        rotate_bytes: ground.model_bytes.min(2 * ground.cpu.limits().llc_bytes),
+        force: request.force,
+        cancel: interrupt::flag(),
+    };
+    let done = tuning::run(&works, &setting, store, &mut progress)?;
+    progress.finish();
+    let mut bought = Bought::new(done, machine, ground.identities, store);
+    bought.seconds = start.elapsed().as_secs_f64();
+    Ok(bought)
+}
+
+/// Where candidates that hurt are kept, if anything can be written there; the store says it when not.
+fn quarantine() -> Option<PathBuf> {
+    let folder = Home::from_env().ok()?.store().join("quarantine");
+    std::fs::create_dir_all(&folder).ok()?;
+    tempfile::tempfile_in(&folder).ok()?;
+    Some(folder)
+}
+
+/// Tuned against default, unless the store knows how that ends; choices that bring nothing go back to the defaults.
+fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Result<Option<EndToEnd>> {
+    let (report, items) = {
+        let mut tuned = session.decoder()?;
+        let digest = session.frozen(&tuned)?.digest().to_owned();
+        if !request.force
+            && let Some(report) = accept::known(&digest, &session.identities, &session.store)?
+        {
+            return Ok(Some(EndToEnd { report, known: true, put_back: 0 }));
+        }
+        let (hyper, weights) = (&session.model.hyper, &session.model.weights);
+        let mut default = Decoder::new(session.machine(), hyper, weights, session.options, &Defaults)?;
+        let configs = |d: &Decoder<'_>| -> Vec<_> {
+            d.decode_plan.iter().chain(&d.prefill_plan).map(|e| e.chosen.config.clone()).collect()
+        };
+        if configs(&tuned) == configs(&default) {
+            return Ok(None);
+        }
+        request.ui.note(&format!("end to end: tuned against default, about {:.0} s", budget.as_secs_f64()));
+        let context = session.options.context;
+        let tokens = Effort::default().tokens.min(context / 4);
+        let ids = ids(session, tokens + session.options.chunk.min(128).min(context - tokens))?;
+        let effort = Effort { tokens, budget, ..Effort::default() };
+        let Some(report) = accept::compare(&mut default, &mut tuned, &ids, &effort, interrupt::flag())? else {
+            return Ok(None);
+        };
+        let items = accept::refuted(&report, &tuned.decode_plan, &tuned.prefill_plan);
+        (report, items)
+    };
+    let machine = Machine { backend: &session.cpu, isa: session.isa };
+    let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;
+    let digest = session.frozen(&session.decoder()?)?.digest().to_owned();
+    accept::remember(&report, &digest, &session.identities, &mut session.store)?;
+    for warning in session.store.take_warnings() {
+        request.ui.note(&format!("warning: {warning}"));
+    }
+    Ok(Some(EndToEnd { report, known: false, put_back }))
+}
+
+/// `n` token ids of ordinary text.
+fn ids(session: &Session, n: usize) -> Result<Vec<u32>> {
+    let ids = session.model.tokenizer.encode_prompt(TEXT, Special::Plain)?;
+    if ids.is_empty() {
+        return Err(anyhow!("the model's tokenizer makes no token of plain text"));
+    }
+    Ok(ids.into_iter().cycle().take(n).collect())
+}

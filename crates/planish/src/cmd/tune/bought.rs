@@ -1,0 +1,260 @@
+//! What tuning bought: for every kernel what changed and by how much, then the model as a whole, as a table or as JSON.
+
+use planish_engine::accept::{Gain, Report};
+use planish_engine::identity::Identities;
+use planish_engine::plan::Entry;
+use planish_engine::tuning::{self, Done, Fate, Work};
+use planish_kernels::op::{Machine, Shape};
+use planish_tune::store::{Choice, Ratio, State, Store};
+use planish_tune::{Config, Verdict};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::ui::Ui;
+use crate::{Outcome, report};
+
+/// How the end-to-end check went.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct EndToEnd {
+    /// What was measured.
+    pub report: Report,
+    /// It was measured before and read from the store.
+    pub known: bool,
+    /// Choices that went back to their defaults.
+    pub put_back: usize,
+}
+
+/// One kernel at one shape.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    op: &'static str,
+    shape: Shape,
+    share: f64,
+    default: Config,
+    choice: Config,
+    /// Why the choice is what it is.
+    state: &'static str,
+    ratio: Option<Ratio>,
+    share_of_roof: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip)]
+    work: Work,
+}
+
+/// The result of a tuning run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bought {
+    name: String,
+    rows: Vec<Row>,
+    /// The check of the model as a whole, where there was one.
+    pub end_to_end: Option<EndToEnd>,
+    /// Kernels measured in this run.
+    measured: usize,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+impl Bought {
+    /// The rows of `done`, with what the store says now.
+    pub fn new(done: Vec<Done>, machine: Machine<'_>, identities: &Identities, store: &Store) -> Self {
+        let measured = done.iter().filter(|d| matches!(d.fate, Fate::Tuned(_))).count();
+        let rows = done.into_iter().map(|d| row(d, machine)).collect();
+        let mut bought = Bought { name: String::new(), rows, end_to_end: None, measured, seconds: 0.0 };
+        bought.refresh(machine, identities, store);
+        bought
+    }
+
+    /// The same under a name.
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// Takes over what the store says now, since choices may have gone back to their defaults.
+    pub fn refresh(&mut self, machine: Machine<'_>, identities: &Identities, store: &Store) {
+        for row in &mut self.rows {
+            if let Some(choice) = tuning::known(&row.work, machine, identities, store) {
+                row.state = state(&choice);
+                row.choice = choice.config;
+            }
+        }
+    }
+
+    /// One line for who pressed Ctrl-C.
+    pub fn interrupted(&self) -> String {
+        let (kept, all) = (self.rows.iter().filter(|r| r.state != "not reached").count(), self.rows.len());
+        format!("{kept} of {all} kernels are tuned and kept; the same command goes on with the rest")
+    }
+
+    /// Writes the report to standard output.
+    pub fn print(&self, ui: Ui) -> anyhow::Result<()> {
+        if ui.json {
+            let mut report = serde_json::to_value(self)?;
+            report["sentence"] = json!(self.sentence());
+            return report::print_json(&report);
+        }
+        report::print(&self.text())
+    }
+
+    /// The table and the sentence.
+    pub fn text(&self) -> String {
+        let rows: Vec<_> = self.rows.iter().flat_map(lines).collect();
+        let mut text = report::table(["kernel", "default -> chosen", "gain [95%]", "roof"], &rows);
+        if let Some(end) = &self.end_to_end {
+            let line = |name: &str, g: &Gain| {
+                let gain = interval(&Ratio { lo: g.lo, mid: g.ratio, hi: g.hi });
+                let speed = |v: f64| format!("{v:.1}");
+                [name.to_owned(), speed(g.default_tok_s), speed(g.tuned_tok_s), gain, g.effect.name().to_owned()]
+            };
+            let rows = [line("decode", &end.report.decode), line("prefill", &end.report.prefill)];
+            text += "\n";
+            text += &report::table(["end to end", "default tok/s", "tuned tok/s", "gain [95%]", "verdict"], &rows);
+            let r = &end.report;
+            text += &format!(
+                "logits differ by at most {:.2e}; the best token is the same at {} of {} positions\n",
+                r.logit_delta_max, r.same_best, r.compared
+            );
+            if end.put_back > 0 {
+                text += &format!("{} choices brought the model nothing and went back to the defaults\n", end.put_back);
+            }
+        }
+        text + "\n" + &self.sentence() + "\n"
+    }
+
+    /// What a person can repeat.
+    fn sentence(&self) -> String {
+        let all = self.rows.len();
+        let changed = self.rows.iter().filter(|r| r.choice != r.default).count();
+        let unreached = self.rows.iter().filter(|r| r.state == "not reached").count();
+        let rest = if unreached > 0 { format!(", {unreached} not reached") } else { String::new() };
+        let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
+        let time = match self.measured {
+            0 => "nothing was measured".to_owned(),
+            n => format!("{n} measured in {:.0} s", self.seconds),
+        };
+        let whole = match &self.end_to_end {
+            Some(EndToEnd { report: Report { decode: g, .. }, .. }) => format!(
+                "decode {} x the default ({:.1} -> {:.1} tokens/s, {}); ",
+                interval(&Ratio { lo: g.lo, mid: g.ratio, hi: g.hi }),
+                g.default_tok_s,
+                g.tuned_tok_s,
+                g.effect.name()
+            ),
+            None => String::new(),
+        };
+        format!("{}: {whole}{kernels}; {time}", self.name)
+    }
+}
+
+fn row(done: Done, machine: Machine<'_>) -> Row {
+    let work = done.work;
+    let default = (work.op.space)(&work.shape, &machine).default;
+    let mut row = Row {
+        op: work.op.name,
+        shape: work.shape.clone(),
+        share: work.share,
+        choice: default.clone(),
+        default,
+        state: "not reached",
+        ratio: None,
+        share_of_roof: None,
+        error: None,
+        work,
+    };
+    match done.fate {
+        Fate::Known(choice) => {
+            row.ratio = (choice.state == State::Tuned).then_some(choice.ratio);
+            row.state = state(&choice);
+        }
+        Fate::Tuned(outcome) => {
+            row.share_of_roof = outcome.share_of_roof();
+            // A search cut short is not stored, so the store does not know it.
+            row.state = "undecided";
+            if let Verdict::Promoted { ratio, lo, hi } = outcome.verdict {
+                row.ratio = Some(Ratio { lo, mid: ratio, hi });
+            }
+        }
+        Fate::Skipped => {}
+        Fate::Failed(why) => (row.state, row.error) = ("failed", Some(why)),
+    }
+    row
+}
+
+fn state(choice: &Choice) -> &'static str {
+    match choice.state {
+        State::Tuned => "tuned",
+        State::DefaultKept => "default kept",
+        State::Undecided => "undecided",
+        State::NoEndToEndEffect => "no effect end to end",
+    }
+}
+
+/// `1.12 [1.08, 1.15]`.
+fn interval(r: &Ratio) -> String {
+    format!("{:.2} [{:.2}, {:.2}]", r.mid, r.lo, r.hi)
+}
+
+/// Widest text of what changed; more goes to the next line.
+const CHANGE_COLUMNS: usize = 24;
+
+/// The lines of a row: one, or more where much changed.
+fn lines(row: &Row) -> Vec<[String; 4]> {
+    let differs = |(name, value): &(&str, &planish_tune::Value)| row.default.get(name) != Some(*value);
+    let mut changes = vec![String::new()];
+    for (name, value) in row.choice.iter().filter(differs) {
+        let was = row.default.get(name).map_or("-".into(), ToString::to_string);
+        let change = format!("{name} {was} -> {value}");
+        match changes.last_mut() {
+            Some(last) if last.is_empty() => *last = change,
+            Some(last) if last.len() + 2 + change.len() <= CHANGE_COLUMNS => *last += &format!(", {change}"),
+            _ => changes.push(change),
+        }
+    }
+    if row.choice == row.default {
+        changes = vec![row.state.to_owned()];
+    }
+    let gain = row.ratio.as_ref().map_or(String::new(), interval);
+    let roof = row.share_of_roof.map_or(String::new(), |s| format!("{:.0}%", 100.0 * s));
+    let first = [short(row.op, &row.shape), changes.remove(0), gain, roof];
+    let more = changes.into_iter().map(|c| [String::new(), c, String::new(), String::new()]);
+    std::iter::once(first).chain(more).collect()
+}
+
+/// A kernel and its shape in few letters: `gemm q4_1 1536x576 x256`.
+pub fn short(op: &str, shape: &Shape) -> String {
+    let text = shape.to_string();
+    let field = |name: &str| text.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).unwrap_or("?");
+    let batch = match field("batch") {
+        "1" | "?" => String::new(),
+        n => format!(" x{n}"),
+    };
+    if text.contains("rows=") {
+        return format!("{op} {} {}x{}{batch}", field("type"), field("rows"), field("cols"));
+    }
+    let op = op.replace("attention_decode", "attn_decode");
+    format!("{op} {}/{} heads {}{batch}", field("heads"), field("kv_heads"), field("head_dim"))
+}
+
+/// Prints the worklist: what would be tuned, its share of a step, and what it runs with now.
+pub fn list(works: &[Work], plans: [&[Entry]; 2], ui: Ui) -> anyhow::Result<Outcome> {
+    let entry = |w: &Work| plans.into_iter().flatten().find(|e| e.op.name == w.op.name && e.shape == w.shape);
+    let chosen =
+        |w: &Work| entry(w).map_or(("default", String::new()), |e| (e.chosen.tier, e.chosen.config.to_string()));
+    if ui.json {
+        let item = |w: &Work| {
+            let (tier, config) = (chosen(w).0, entry(w).map(|e| &e.chosen.config));
+            json!({ "op": w.op.name, "shape": w.shape, "share": w.share, "uses": w.uses, "tier": tier, "config": config })
+        };
+        report::print_json(&works.iter().map(item).collect::<Vec<_>>())?;
+        return Ok(Outcome::Done);
+    }
+    let row = |w: &Work| {
+        let (tier, config) = chosen(w);
+        let share = format!("{:.1}%", 100.0 * w.share);
+        [short(w.op.name, &w.shape), w.uses.to_string(), share, tier.to_owned(), config]
+    };
+    let rows: Vec<_> = works.iter().map(row).collect();
+    report::print(&report::table(["kernel", "uses", "share", "tier", "configuration"], &rows))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,80 @@
+//! How a tuning run goes, on standard error: a bar on a terminal, and a sentence for every kernel.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use planish_device::cpu::bandwidth::Bandwidth;
+use planish_engine::tuning::{Done, Fate, Watch, Work};
+use planish_tune::Event;
+
+use super::bought::short;
+use crate::ui::Ui;
+
+/// Shows a tuning run.
+pub struct Progress {
+    ui: Ui,
+    lines: bool,
+    bar: ProgressBar,
+    start: Instant,
+    budget: Duration,
+    kernels: usize,
+    at: String,
+}
+
+impl Progress {
+    /// Begins: says what is coming and how long it takes at most.
+    pub fn new(ui: Ui, lines: bool, kernels: usize, budget: Duration) -> Self {
+        let seconds = budget.as_secs_f64();
+        let what =
+            format!("tuning {kernels} kernels for this machine, at most {seconds:.0} s; each is saved when done");
+        let bar = ui.spinner(&what);
+        Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what }
+    }
+
+    /// Says the ceiling that times are held against.
+    pub fn roof(&self, read: &Bandwidth) {
+        if self.lines {
+            let (best, threads) = (read.best, read.threads);
+            self.say(&format!("memory is read at {best:.1} GB/s by {threads} threads; times are held against that"));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn say(&self, line: &str) {
+        self.bar.suspend(|| self.ui.note(line));
+    }
+
+    fn left(&self) -> u64 {
+        self.budget.saturating_sub(self.start.elapsed()).as_secs()
+    }
+}
+
+impl Watch for Progress {
+    fn begins(&mut self, index: usize, _of: usize, work: &Work, _allowance: Duration) {
+        self.at = format!("{} of {} {}", index + 1, self.kernels, short(work.op.name, &work.shape));
+        self.bar.set_message(format!("{}, at most {} s left", self.at, self.left()));
+    }
+
+    fn event(&mut self, event: &Event) {
+        if let Event::Progress { .. } = event {
+            self.bar.set_message(format!("{}, at most {} s left", self.at, self.left()));
+        }
+    }
+
+    fn ends(&mut self, done: &Done) {
+        let name = short(done.work.op.name, &done.work.shape);
+        match &done.fate {
+            Fate::Tuned(outcome) if self.lines => self.say(&outcome.sentence(&name)),
+            Fate::Failed(why) => self.say(&format!("warning: {name}: {why}; its default stays")),
+            Fate::Tuned(_) | Fate::Known(_) | Fate::Skipped => {}
+        }
+    }
+
+    fn warning(&mut self, warning: &str) {
+        self.say(&format!("warning: {warning}"));
+    }
+}
