@@ -218,7 +218,10 @@ fn tune_one(
     };
     match planish_tune::tune(&mut remote, task) {
         Ok(outcome) => {
-            save(store, &key, &identity, &outcome)?;
+            let promoted = matches!(outcome.verdict, Verdict::Promoted { .. });
+            if promoted || !outcome.partial || !setting.cancel.load(Ordering::Relaxed) {
+                save(store, &key, &identity, &outcome)?;
+            }
             Ok(Fate::Tuned(Box::new(outcome)))
         }
         Err(e) => Ok(Fate::Failed(e.to_string())),
@@ -233,17 +236,15 @@ impl Observer for Forward<'_> {
     }
 }
 
-/// Stores the choice and its evidence; an unfinished search without a winner is not stored, so that it is tried again.
+/// Stores the choice and its evidence; what Ctrl-C cut short without a winner is not stored, so that it is tried again.
 fn save(store: &mut Store, key: &planish_tune::store::Key, identity: &Identity, outcome: &Outcome) -> Result<()> {
-    if outcome.partial && !matches!(outcome.verdict, Verdict::Promoted { .. }) {
-        return Ok(());
-    }
     let error = |e: planish_tune::store::Error| Error::request(e.to_string());
     let data = serde_json::to_value(outcome).expect("an outcome is plain data");
     let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
     let (name, _) = store.append_evidence(evidence).map_err(error)?;
     let (state, ratio) = match &outcome.verdict {
         Verdict::Promoted { ratio, lo, hi } => (State::Tuned, Ratio { lo: *lo, mid: *ratio, hi: *hi }),
+        Verdict::KeptDefault if outcome.partial => (State::Undecided, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
         Verdict::KeptDefault => (State::DefaultKept, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
         Verdict::Undecided(_) => (State::Undecided, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
     };
