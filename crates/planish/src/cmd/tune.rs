@@ -199,8 +199,9 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     if !request.force
         && let Some(done) = known(store)
     {
-        request.ui.note(&format!("all {} kernels are tuned on this machine; nothing is measured", done.len()));
-        return Ok(Bought::new(done, machine, ground.identities, store));
+        let bought = Bought::new(done, machine, ground.identities, store);
+        request.ui.note(&bought.nothing_to_measure());
+        return Ok(bought);
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
     let read = bandwidth::read_gb_s(ground.cpu, ground.cpu.threads(), CEILING_TIME)?;

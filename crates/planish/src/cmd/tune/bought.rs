@@ -87,6 +87,15 @@ impl Bought {
         format!("{kept} of {all} kernels are tuned and kept; the same command goes on with the rest")
     }
 
+    /// One line for a run that found everything in the store.
+    pub fn nothing_to_measure(&self) -> String {
+        let undecided = match self.rows.iter().filter(|r| r.state == "undecided").count() {
+            0 => String::new(),
+            n => format!("; {n} are undecided, and --force with a larger --budget tries again"),
+        };
+        format!("all {} kernels are known on this machine, nothing is measured{undecided}", self.rows.len())
+    }
+
     /// Writes the report to standard output.
     pub fn print(&self, ui: Ui) -> anyhow::Result<()> {
         if ui.json {
