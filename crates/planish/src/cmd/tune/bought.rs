@@ -178,8 +178,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         }
         Fate::Tuned(outcome) => {
             row.share_of_roof = outcome.share_of_roof();
-            // A search cut short is not stored, so the store does not know it.
-            row.state = "undecided";
+            // What the store has by now says how it ended; it has nothing of a search that Ctrl-C cut short.
             if let Verdict::Promoted { ratio, lo, hi } = outcome.verdict {
                 row.ratio = Some(Ratio { lo, mid: ratio, hi });
             }
