@@ -1,0 +1,169 @@
+//! Tuning as a user meets it: an empty store, a second run, a killed one, two at once, damage, and no place to write.
+
+// A failure anywhere in a test file is a failed test.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const KERNELS_MIN: usize = 4;
+
+/// Runs that measure go one after the other: each wants the whole machine.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf")
+}
+
+fn command(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
+    command.args(args).env("PLANISH_HOME", home).env_remove("PLANISH_STORE").stdin(Stdio::null());
+    command
+}
+
+/// `tune` on the tiny model with two threads; budgets are small, since only the flow is of interest.
+fn tune(home: &Path, budget: &str) -> Command {
+    let model = model();
+    command(home, &["tune", model.to_str().unwrap(), "--threads", "2", "--budget", budget, "--json"])
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn report(output: &Output) -> Value {
+    assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
+}
+
+fn stored(home: &Path) -> Vec<Value> {
+    let output = command(home, &["store", "list", "--json"]).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The shards of choices in the store of `home`.
+fn shards(home: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![home.join("store")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().map(|e| e.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.parent().is_some_and(|p| p.ends_with("choices")) {
+                found.push(entry);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_second_run_measures_nothing() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let first = report(&tune(home.path(), "4s").output().unwrap());
+    let rows = first["rows"].as_array().unwrap();
+    assert!(rows.len() >= KERNELS_MIN && first["measured"].as_u64().unwrap() >= 1, "{first}");
+    // A busy machine may not reach every kernel at first.
+    for _ in 0..5 {
+        if report(&tune(home.path(), "4s").output().unwrap())["measured"] == 0 {
+            break;
+        }
+    }
+    let again = tune(home.path(), "60s").output().unwrap();
+    assert_eq!(report(&again)["measured"], 0, "{}", text(&again.stderr));
+    assert!(text(&again.stderr).contains("nothing is measured"), "{}", text(&again.stderr));
+}
+
+#[test]
+fn a_killed_run_keeps_what_it_had() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let mut child = tune(home.path(), "20s").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(20);
+    while stored(home.path()).is_empty() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let kept = stored(home.path()).len();
+    assert!(kept >= 1, "nothing was stored in twenty seconds");
+    let resumed = report(&tune(home.path(), "2s").output().unwrap());
+    let measured = resumed["measured"].as_u64().unwrap() as usize;
+    let kernels = resumed["rows"].as_array().unwrap().len();
+    assert!(measured + kept <= kernels + 1, "{kept} were kept, yet {measured} of {kernels} were measured again");
+}
+
+#[test]
+fn two_at_once_lose_nothing() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let start = || tune(home.path(), "4s").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (a, b) = (start(), start());
+    let reports = [report(&a.wait_with_output().unwrap()), report(&b.wait_with_output().unwrap())];
+    let all = command(home.path(), &["store", "verify", "--json"]).output().unwrap();
+    let verified: Value = serde_json::from_slice(&all.stdout).unwrap();
+    let decided = |r: &Value| {
+        let rows = r["rows"].as_array().unwrap().iter();
+        rows.filter(|r| r["state"] == "tuned" || r["state"] == "default kept").count()
+    };
+    let most = reports.iter().map(decided).max().unwrap();
+    assert!(verified[0]["choices"].as_u64().unwrap() as usize >= most, "{verified} {reports:?}");
+    assert_eq!(verified[0]["damaged"], 0, "{verified}");
+}
+
+#[test]
+fn damage_costs_a_miss_and_no_panic() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let shard = (0..5).find_map(|_| {
+        report(&tune(home.path(), "3s").output().unwrap());
+        shards(home.path()).into_iter().next()
+    });
+    let shard = shard.expect("fifteen seconds are enough to store one choice");
+    let bytes = fs::read(&shard).unwrap();
+    fs::write(&shard, &bytes[..bytes.len() - 7]).unwrap();
+    let output = tune(home.path(), "2s").output().unwrap();
+    report(&output);
+    assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn without_a_place_to_write_it_works_from_memory_and_says_so_once() {
+    let _turn = turn();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    let output = tune(&file.join("home"), "2s").output().unwrap();
+    report(&output);
+    let stderr = text(&output.stderr);
+    assert_eq!(stderr.matches("warning:").count(), 1, "{stderr}");
+    assert!(stderr.contains("memory"), "{stderr}");
+}
+
+#[test]
+fn shapes_need_no_file() {
+    let home = TempDir::new().unwrap();
+    let list = |shapes: &str| -> Value {
+        let output = command(home.path(), &["tune", "--shapes", shapes, "--list", "--json"]).output().unwrap();
+        report(&output)
+    };
+    for shapes in ["smollm2-135m", "qwen2.5-0.5b", "llama-3.1-8b"] {
+        let works = list(shapes);
+        let shares: f64 = works.as_array().unwrap().iter().map(|w| w["share"].as_f64().unwrap()).sum();
+        assert!(works.as_array().unwrap().len() >= 9 && shares > 0.9, "{shapes}: {works}");
+    }
+    let unknown = command(home.path(), &["tune", "--shapes", "gpt-9"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+}
