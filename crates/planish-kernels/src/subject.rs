@@ -9,7 +9,7 @@ use std::time::Duration;
 use planish_device::{Buffer, Error, Init, Sequence, Slice};
 use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject};
 
-use crate::gate;
+use crate::gate::{self, Case};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 
 /// What a subject is made from; sent to a worker process as JSON.
@@ -44,7 +44,7 @@ pub struct OpSubject<'a> {
     spec: Spec,
     machine: Machine<'a>,
     space: Space,
-    problems: Vec<Problem>,
+    cases: Vec<Case>,
     rotation: Option<Rotation>,
     sequences: HashMap<Config, Vec<Sequence>>,
     turn: usize,
@@ -69,7 +69,7 @@ impl<'a> OpSubject<'a> {
             spec,
             machine,
             space,
-            problems: Vec::new(),
+            cases: Vec::new(),
             rotation: None,
             sequences: HashMap::new(),
             turn: 0,
@@ -81,16 +81,16 @@ impl<'a> OpSubject<'a> {
         (self.op.cost)(&self.shape)
     }
 
-    /// The problems of the gate: the op's cases, each with ordinary and with extreme inputs.
-    fn problems(&mut self) -> &[Problem] {
-        if self.problems.is_empty() {
-            for (i, shape) in (self.op.cases)(&self.shape).iter().enumerate() {
-                let seed = self.spec.seed.wrapping_add(i as u64);
-                self.problems.push((self.op.problem)(shape, seed, Fill::Random));
-                self.problems.push((self.op.problem)(shape, seed ^ 0x5eed, Fill::Extreme));
-            }
+    fn make_cases(&mut self) {
+        if self.cases.is_empty() {
+            self.cases = gate::cases(self.op, &self.shape, self.spec.seed);
         }
-        &self.problems
+    }
+
+    /// The gate on one case; returns the worst error over its bound.
+    fn pass(&self, case: &Case, config: &Config) -> Result<f64, Rejection> {
+        let steps = |args: &[Slice]| self.call(&case.launched, &case.problem.attrs, args).steps(config, &self.machine);
+        gate::check(self.machine.backend, &case.problem, &steps)
     }
 
     fn call(&self, shape: &Shape, attrs: &crate::op::Attrs, args: &[Slice]) -> OpCall {
@@ -182,11 +182,10 @@ impl Subject for OpSubject<'_> {
         if let Some(name) = self.space.violated(config) {
             return Err(Rejection::Constraint(name));
         }
-        self.problems();
+        self.make_cases();
         let mut worst = 0f64;
-        for problem in &self.problems {
-            let call = |args: &[Slice]| self.call(&problem.shape, &problem.attrs, args).steps(config, &self.machine);
-            worst = worst.max(gate::check(self.machine.backend, problem, &call)?);
+        for case in &self.cases {
+            worst = worst.max(self.pass(case, config)?);
         }
         Admitted::new(config.clone(), worst)
     }
@@ -205,10 +204,8 @@ impl Subject for OpSubject<'_> {
     /// The default on the smallest case: enough to see that memory and threads still work.
     fn sentinel(&mut self) -> Result<(), Rejection> {
         let default = self.space.default.clone();
-        self.problems();
-        let problem = self.problems.last().expect("an op has cases");
-        let call = |args: &[Slice]| self.call(&problem.shape, &problem.attrs, args).steps(&default, &self.machine);
-        gate::check(self.machine.backend, problem, &call).map(drop)
+        self.make_cases();
+        self.pass(self.cases.last().expect("an op has cases"), &default).map(drop)
     }
 
     fn floor(&self, _point: Point) -> Option<Duration> {
