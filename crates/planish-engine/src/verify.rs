@@ -189,7 +189,7 @@ pub fn judge(prompt: &Prompt, dump: &Dump, mode: &str, path: Path) -> Result<Ver
         ("kl", measures.kl, limits.kl),
         ("shift", measures.shift, limits.shift),
     ];
-    reasons.extend(pairs.iter().filter(|(_, m, l)| !(m <= l)).map(|(n, m, l)| format!("{n} {m:.3e} > {l:.3e}")));
+    reasons.extend(pairs.iter().filter(|(_, m, l)| *m > *l || m.is_nan()).map(|(n, m, l)| format!("{n} {m:.3e} > {l:.3e}")));
     let same_best = best(&dump.logits) == expected_best;
     if !same_best && prompt.top_gap > 4.0 * limits.rms {
         reasons.push(format!("best id {} instead of {expected_best}", best(&dump.logits)));
@@ -279,7 +279,7 @@ fn check_positions(prompt: &Prompt, dump: &Dump, limits: &Measures) -> Vec<Strin
     };
     let bad: Vec<String> = (0..want.len())
         .map(|i| (i, off(i)))
-        .filter(|(_, w)| !(w <= &bound))
+        .filter(|(_, w)| *w > bound || w.is_nan())
         .map(|(i, w)| format!("position {i} off by {w:.3e} > {bound:.3e}"))
         .collect();
     bad.into_iter().take(5).collect()

@@ -32,7 +32,7 @@ const MODES: [(&str, Activations, KvType); 4] = [
 
 /// Every prompt in every mode through both paths; returns the failures.
 fn judge(model: &Path, expected: &ExpectedFile, isa: Isa, chunk: usize) -> Vec<String> {
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a CPU");
+    let cpu = Cpu::new(CpuOptions { threads: Some(2) }).expect("a CPU");
     let machine = Machine { backend: &cpu, isa };
     let gguf = Arc::new(Gguf::open(model).expect("a model"));
     let hyper = Hyper::read(&gguf).expect("hyperparameters");

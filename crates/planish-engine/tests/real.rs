@@ -32,7 +32,7 @@ fn check(golden: &str, files: &[&str]) {
     let Some(path) = files.iter().find_map(|f| common::model_file(f)) else { return };
     let text = std::fs::read_to_string(common::golden_dir().join("real").join(golden)).expect("a golden file");
     let expected: ExpectedFile = serde_json::from_str(&text).expect("an expected file");
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a CPU");
+    let cpu = Cpu::new(CpuOptions { threads: Some(2) }).expect("a CPU");
     let machine = Machine { backend: &cpu, isa: Isa::detect() };
     let gguf = Arc::new(Gguf::open(&path).expect("a model"));
     let hyper = Hyper::read(&gguf).expect("hyperparameters");

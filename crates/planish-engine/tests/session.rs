@@ -31,7 +31,7 @@ struct Loaded {
 }
 
 fn load(name: &str, threads: u32) -> Loaded {
-    let cpu = Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("a CPU");
+    let cpu = Cpu::new(CpuOptions { threads: Some(threads) }).expect("a CPU");
     let path = common::golden_dir().join("tiny").join(format!("{name}.gguf"));
     let gguf = Arc::new(Gguf::open(&path).expect("a golden model"));
     let hyper = Hyper::read(&gguf).expect("hyperparameters");
@@ -308,7 +308,7 @@ fn text(decoder: &mut Decoder<'_>, model: &Model, temperature: f32, seed: u64) -
 
 #[test]
 fn greedy_repeats_itself_and_seeds_decide_the_rest() {
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a CPU");
+    let cpu = Cpu::new(CpuOptions { threads: Some(2) }).expect("a CPU");
     let path = common::golden_dir().join("tiny/llama-q4_1.gguf");
     let model = Model::open(&path, &cpu, 1).expect("a golden model");
     let machine = Machine { backend: &cpu, isa: Isa::detect() };

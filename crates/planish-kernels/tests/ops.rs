@@ -9,7 +9,7 @@ use planish_kernels::subject::{OpSubject, Spec};
 use planish_tune::{Config, Rejection, Space, Subject};
 
 fn cpu() -> Cpu {
-    Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("a CPU backend")
+    Cpu::new(CpuOptions { threads: Some(2) }).expect("a CPU backend")
 }
 
 /// The default, and for every parameter its first and last value with the others at their defaults.

@@ -100,7 +100,7 @@ impl Gate for Gelu {
     #[inline(always)]
     unsafe fn apply<S: Simd>(a: S::V, b: S::V) -> S::V {
         const CUBIC: f32 = 0.044_715;
-        const TWICE_ROOT: f32 = 1.595_769_1; // 2 sqrt(2 / pi)
+        const TWICE_ROOT: f32 = 1.595_769; // 2 sqrt(2 / pi)
         // SAFETY: registers only, inside code compiled for S.
         unsafe {
             let inner = S::fma(S::mul(S::splat(CUBIC), S::mul(a, a)), a, a);

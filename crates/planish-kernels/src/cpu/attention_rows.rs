@@ -366,6 +366,7 @@ unsafe fn products<S: Simd, E: Element, const R: usize, const N: usize>(
     }
 }
 
+#[allow(clippy::needless_range_loop)] // r indexes three arrays at once
 #[inline(always)]
 unsafe fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     block: &Block<E>,

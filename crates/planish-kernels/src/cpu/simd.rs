@@ -14,6 +14,7 @@ pub const LANES: usize = 16;
 /// # Safety
 /// Every method may execute instructions of the set: a caller must be inside a function compiled for it, on a
 /// processor that has it. Methods are inlined into such a function; `isa_kernel!` makes it.
+#[allow(clippy::missing_safety_doc)] // one contract for every method, stated above
 pub trait Simd: Copy + 'static {
     /// Sixteen f32 lanes.
     type V: Copy;

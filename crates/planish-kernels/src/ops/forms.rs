@@ -87,7 +87,7 @@ pub fn expected(forms: Forms, y64: &[f64], y32: &[f32]) -> Vec<Arg> {
         }
     }
     let f32 = forms.f32.then_some(Arg::Out(f32));
-    let int8 = forms.int8.then(|| [Arg::Out(codes), Arg::Out(meta)]);
+    let int8 = forms.int8.then_some([Arg::Out(codes), Arg::Out(meta)]);
     f32.into_iter().chain(int8.into_iter().flatten()).collect()
 }
 

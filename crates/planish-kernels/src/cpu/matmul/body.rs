@@ -157,7 +157,8 @@ unsafe fn sub_block<S: Lanes, F: Format, const TOKENS: usize, const GROUPS: usiz
     }
 }
 
-/// F32 class: weights dequantised with the format's own rounding, `acc = fma(w, x, acc)` column by column.
+/// F32 class: weights dequantised with the format's own rounding, `part = fma(w, x, part)` column by column in a tile of
+/// 32, then `acc += part`.
 ///
 /// # Safety
 /// As for [`int8_tile`].
