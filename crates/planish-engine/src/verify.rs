@@ -189,7 +189,9 @@ pub fn judge(prompt: &Prompt, dump: &Dump, mode: &str, path: Path) -> Result<Ver
         ("kl", measures.kl, limits.kl),
         ("shift", measures.shift, limits.shift),
     ];
-    reasons.extend(pairs.iter().filter(|(_, m, l)| *m > *l || m.is_nan()).map(|(n, m, l)| format!("{n} {m:.3e} > {l:.3e}")));
+    reasons.extend(
+        pairs.iter().filter(|(_, m, l)| *m > *l || m.is_nan()).map(|(n, m, l)| format!("{n} {m:.3e} > {l:.3e}")),
+    );
     let same_best = best(&dump.logits) == expected_best;
     if !same_best && prompt.top_gap > 4.0 * limits.rms {
         reasons.push(format!("best id {} instead of {expected_best}", best(&dump.logits)));
