@@ -26,6 +26,8 @@ pub struct Limits {
     pub l2_bytes: u64,
     /// Last-level cache, bytes; buffers are rotated past it to stay cold.
     pub llc_bytes: u64,
+    /// Measured read bandwidth in GB/s, which decides the tier of a GPU's default configurations; none where unmeasured.
+    pub read_gb_s: Option<f64>,
 }
 
 /// What the machine is, for keys: facts of the silicon and of the toolchain, never a label or an index.
@@ -60,6 +62,15 @@ impl Params {
         // SAFETY: `words` has room for a T and is at least as aligned; T is Plain, so a byte copy is a value.
         unsafe { std::ptr::write(words.as_mut_ptr().cast(), value) };
         Params { words: words.into(), len: size_of::<T>() }
+    }
+
+    /// A block of 32-bit words, as kernel text declares its parameters: unsigned numbers, and floats by their bits.
+    pub fn words(values: &[u32]) -> Self {
+        let mut words = vec![0u128; values.len().div_ceil(4)];
+        for (i, v) in values.iter().enumerate() {
+            words[i / 4] |= u128::from(*v) << (32 * (i % 4));
+        }
+        Params { words: words.into(), len: values.len() * 4 }
     }
 
     /// The block seen as `T`; panics when it was made from a type of another size.

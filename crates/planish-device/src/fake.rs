@@ -83,6 +83,7 @@ impl Default for Script {
             l1_bytes: 32 << 10,
             l2_bytes: 512 << 10,
             llc_bytes: 8 << 20,
+            read_gb_s: None,
         };
         let facts = |name: &str, value: &str| BTreeMap::from([(name.to_string(), value.to_string())]);
         Script {

@@ -7,6 +7,7 @@ pub mod backend;
 pub mod cpu;
 pub mod error;
 pub mod fake;
+pub mod host;
 pub mod memory;
 pub mod system;
 
@@ -16,4 +17,5 @@ pub use backend::{
 pub use cpu::{Cpu, CpuOptions};
 pub use error::{Error, ErrorKind};
 pub use fake::Fake;
+pub use host::{Host, HostOptions};
 pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};

@@ -1,9 +1,9 @@
 //! Seeded inputs for problems: ordinary and extreme floats, and weights in every format.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::cpu::matmul::Layout;
-use crate::op::Fill;
+use crate::op::{Dtype, Fill};
 use crate::quant::WeightType;
 
 /// A small counter-free generator (SplitMix64); the same seed gives the same inputs everywhere.
@@ -64,6 +64,26 @@ pub fn bytes(values: &[f32]) -> Vec<u8> {
 /// Little-endian bytes of values rounded to f16.
 pub fn bytes_f16(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
+}
+
+/// Rounds `values` to float type `dtype` and gives their little-endian bytes.
+pub fn rounded(values: &mut [f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => {
+            values.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32());
+            bytes_f16(values)
+        }
+        Dtype::Bf16 => {
+            values.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
+            values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
+        }
+        _ => bytes(values),
+    }
+}
+
+/// Little-endian bytes of 32-bit numbers.
+pub fn bytes_u32(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 /// File bytes of a `rows` by `cols` matrix of `ty` with random codes and scales of ordinary size (or, extreme, some zero

@@ -4,6 +4,7 @@ pub mod cpu;
 pub mod data;
 mod error;
 pub mod gate;
+pub mod gpu;
 pub mod op;
 pub mod ops;
 pub mod quant;

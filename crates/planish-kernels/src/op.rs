@@ -56,6 +56,21 @@ impl Shape {
     }
 }
 
+impl std::str::FromStr for Shape {
+    type Err = String;
+
+    /// Reads the canonical text, its fields in any order.
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.split(',').try_fold(Shape::new(), |shape, field| match field.split_once('=') {
+            Some((name, value)) => Ok(match value.parse::<i64>() {
+                Ok(v) => shape.with(name, v),
+                Err(_) => shape.with(name, value),
+            }),
+            None => Err(format!("{field:?} is not NAME=VALUE")),
+        })
+    }
+}
+
 /// `name=value,name=value` in name order: the canonical text under which choices are stored.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -140,6 +155,10 @@ pub enum Dtype {
     F32,
     /// 16-bit float.
     F16,
+    /// The upper half of a 32-bit float.
+    Bf16,
+    /// Unsigned 32-bit numbers.
+    U32,
     /// Signed bytes.
     I8,
     /// Metadata of 8-bit activation blocks, 16 bytes each: scale, scaled sum and sum as f32, two half sums as i16.
@@ -150,8 +169,8 @@ impl Dtype {
     /// The bytes of value `i`.
     pub fn span(self, i: usize) -> std::ops::Range<usize> {
         match self {
-            Dtype::F32 => i * 4..i * 4 + 4,
-            Dtype::F16 => i * 2..i * 2 + 2,
+            Dtype::F32 | Dtype::U32 => i * 4..i * 4 + 4,
+            Dtype::F16 | Dtype::Bf16 => i * 2..i * 2 + 2,
             Dtype::I8 => i..i + 1,
             Dtype::Block => {
                 let (block, field) = (i / 5 * 16, i % 5);
@@ -169,9 +188,40 @@ impl Dtype {
         match *bytes {
             [b] => f64::from(b as i8),
             [a, b] if self == Dtype::F16 => f64::from(half::f16::from_le_bytes([a, b])),
+            [a, b] if self == Dtype::Bf16 => f64::from(half::bf16::from_le_bytes([a, b])),
             [a, b] => f64::from(i16::from_le_bytes([a, b])),
+            [a, b, c, d] if self == Dtype::U32 => f64::from(u32::from_le_bytes([a, b, c, d])),
             [a, b, c, d] => f64::from(f32::from_le_bytes([a, b, c, d])),
             _ => unreachable!("values are one, two or four bytes"),
+        }
+    }
+}
+
+/// The float types that tensors of a GPU op may have, by name.
+pub const FLOATS: [(&str, Dtype); 3] = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
+
+impl Dtype {
+    /// The float type called `name`.
+    pub fn float(name: &str) -> Option<Dtype> {
+        FLOATS.iter().find(|(n, _)| *n == name).map(|(_, d)| *d)
+    }
+
+    /// Size of one value in bytes; of a block for `Block`.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::I8 => 1,
+            Dtype::Block => 16,
+        }
+    }
+
+    /// Unit roundoff, relative and absolute tolerance (the latter times the largest value) of a float type.
+    fn tolerance(self) -> (f64, f64, f64) {
+        match self {
+            Dtype::F16 => (f64::exp2(-11.0), 2e-3, 1e-3),
+            Dtype::Bf16 => (f64::exp2(-8.0), 1.6e-2, 8e-3),
+            _ => (f64::exp2(-24.0), 1e-5, 2e-6),
         }
     }
 }
@@ -200,6 +250,32 @@ impl Expected {
         let rule = 2.0 * plain + scale * f64::from(f32::EPSILON) / 2.0;
         let bounds = y64.iter().map(|w| rule.min(1e-5 * w.abs() + 2e-6 * scale)).collect();
         Expected { dtype: Dtype::F32, values: y64, bounds, untouched: 0 }
+    }
+
+    /// Outputs of float type `dtype` that are computed in f32 and rounded once, under the same rule with that rounding.
+    pub fn float(dtype: Dtype, y64: Vec<f64>, y32: &[f32]) -> Self {
+        if dtype == Dtype::F32 {
+            return Expected::f32(y64, y32);
+        }
+        let mut expected = Expected::f32(y64, y32);
+        let (unit, relative, absolute) = dtype.tolerance();
+        let finite = || expected.values.iter().zip(y32).filter(|(w, p)| w.is_finite() && p.is_finite());
+        let plain = finite().map(|(w, p)| (f64::from(*p) - w).abs()).fold(0.0, f64::max);
+        let scale = finite().map(|(w, _)| w.abs()).fold(0.0, f64::max);
+        // Half a step of the smallest f16; bf16 reaches as far down as f32.
+        let tiny = if dtype == Dtype::F16 { f64::exp2(-25.0) } else { 0.0 };
+        let bound = |w: &f64| {
+            let rule = 2.0 * plain + unit * (w.abs() + 2.0 * plain) + tiny;
+            rule.min(relative * w.abs() + absolute * scale + tiny)
+        };
+        expected.bounds = expected.values.iter().map(bound).collect();
+        expected.dtype = dtype;
+        expected
+    }
+
+    /// Outputs that must be equal to `values`.
+    pub fn exact(dtype: Dtype, values: Vec<f64>) -> Self {
+        Expected { dtype, bounds: vec![0.0; values.len()], values, untouched: 0 }
     }
 
     /// The same, followed by `untouched` values that must keep what they hold.

@@ -171,6 +171,7 @@ fn limits(topology: &Topology, threads: u32) -> Limits {
         l1_bytes: known(topology.l1_bytes, CACHES_ASSUMED.0),
         l2_bytes: known(topology.l2_bytes, CACHES_ASSUMED.1),
         llc_bytes: known(topology.llc_bytes, CACHES_ASSUMED.2),
+        read_gb_s: None,
     }
 }
 

@@ -32,6 +32,12 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Sine.
+    fn sin(self) -> Self;
+    /// Cosine.
+    fn cos(self) -> Self;
 }
 
 macro_rules! real {
@@ -51,6 +57,15 @@ macro_rules! real {
             }
             fn sqrt(self) -> Self {
                 self.sqrt()
+            }
+            fn ln(self) -> Self {
+                self.ln()
+            }
+            fn sin(self) -> Self {
+                self.sin()
+            }
+            fn cos(self) -> Self {
+                self.cos()
             }
         }
     };

@@ -1,0 +1,82 @@
+//! `swiglu`: y = silu(a) b, elementwise; bound by memory.
+
+mod reference;
+
+use planish_device::Launch;
+use planish_tune::{Config, Rejection, Space};
+
+use crate::data::{self, Rng};
+use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::{GpuOp, Tier};
+use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::lift;
+
+/// Arguments: a `[n]`, b `[n]`, y `[n]`, all of the shape's type.
+pub static OP: GpuOp = GpuOp {
+    op: Op {
+        name: "swiglu",
+        about: "y = silu(a) b; bound by memory",
+        check: |s| {
+            s.check(&["n"], &["type"])?;
+            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+        },
+        space,
+        cost: |s| {
+            let n = s.size("n") as u64;
+            Cost { flops: 5 * n, read_bytes: 2 * n * io(s).bytes(), write_bytes: n * io(s).bytes() }
+        },
+        cases: |s| vec![s.clone().with("n", 4097), s.clone().with("n", 1)],
+        problem,
+        steps,
+        rotated: &[0, 1, 2],
+    },
+    text: TEXT,
+    shapes: &["n=1,type=f32", "n=1031,type=f32", "n=8192,type=f16", "n=997,type=bf16"],
+};
+
+const TEXT: Text = Text(&[IO, ("swiglu.k", include_str!("swiglu.k"))]);
+
+fn io(shape: &Shape) -> Dtype {
+    Dtype::float(shape.name("type")).expect("shape was checked")
+}
+
+fn space(_: &Shape, machine: &Machine<'_>) -> Space {
+    Space {
+        params: vec![
+            ints("THREADS", "occupancy against the cost of a group", &[32, 64, 128, 256, 512]),
+            ints("ELEMS", "fewer groups against fewer threads in flight", &[1, 2, 4, 8]),
+        ],
+        constraints: Vec::new(),
+        default: Config::new().with("THREADS", Tier::on(machine).pick([128, 256, 512, 512])).with("ELEMS", 4),
+    }
+}
+
+fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
+    let n = call.shape.size("n");
+    let (threads, elems) = (knob(config, "THREADS")?, knob(config, "ELEMS")?);
+    let launch = KernelLaunch {
+        text: &OP.text,
+        entry: "swiglu",
+        constants: vec![("THREADS", threads as i64), ("ELEMS", elems as i64), ("IO", io_code(io(&call.shape)))],
+        params: vec![n as u32],
+        groups: n.div_ceil(threads * elems),
+        threads,
+        shared_bytes: 0,
+    };
+    Ok(vec![launch.on(machine, call.args.clone())?])
+}
+
+fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
+    let (n, io) = (shape.size("n"), io(shape));
+    let mut rng = Rng::new(seed);
+    let (mut a, mut b) = (data::floats(&mut rng, n, fill), data::floats(&mut rng, n, Fill::Random));
+    let (bytes_a, bytes_b) = (data::rounded(&mut a, io), data::rounded(&mut b, io));
+    let y64 = reference::swiglu::<f64>(&lift(&a), &lift(&b));
+    let y32 = reference::swiglu::<f32>(&a, &b);
+    Problem {
+        shape: shape.clone(),
+        attrs: Attrs::new(),
+        args: vec![Arg::In(bytes_a), Arg::In(bytes_b), Arg::Out(Expected::float(io, y64, &y32))],
+        label: format!("{fill:?} seed={seed}"),
+    }
+}

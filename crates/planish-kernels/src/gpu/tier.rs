@@ -1,0 +1,112 @@
+//! Proof of an op on a machine: its shapes at the corners of its space, each through the gate.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use planish_device::Slice;
+use planish_tune::{Config, Rejection, Space};
+
+use crate::gate;
+use crate::gpu::GpuOp;
+use crate::gpu::text::Text;
+use crate::op::{Fill, Machine, OpCall, Problem};
+
+/// How much of a space is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// The default, the smallest and the largest legal configuration, and each parameter alone off its default.
+    Corners,
+    /// The default and the smallest, at every second shape: for sanitizers, which are slow.
+    Few,
+}
+
+/// What the proof of an op found.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// Runs that passed.
+    pub passed: usize,
+    /// Distinct configurations among them.
+    pub configs: usize,
+    /// The worst error over its bound, at most 1.
+    pub worst: f64,
+    /// Wall time.
+    pub time: Duration,
+    /// Runs that were refused, as `shape, config: why`.
+    pub refused: Vec<String>,
+}
+
+/// Sets of `SHAPE_*` constants that are compiled for one op; each is a compilation.
+const SHAPE_SETS: usize = 4;
+
+/// Proves `op` on `machine`.
+pub fn prove(op: &'static GpuOp, machine: &Machine<'_>, depth: Depth) -> Proof {
+    let start = Instant::now();
+    let mut proof = Proof { passed: 0, configs: 0, worst: 0.0, time: Duration::ZERO, refused: Vec::new() };
+    let mut seen = BTreeSet::new();
+    let step = if depth == Depth::Few { 2 } else { 1 };
+    for (i, shape) in op.shapes().enumerate().step_by(step) {
+        if let Err(e) = (op.op.check)(&shape) {
+            proof.refused.push(format!("{shape}: {e}"));
+            continue;
+        }
+        for config in corners(&op.text, &(op.op.space)(&shape, machine), depth) {
+            for fill in [Fill::Random, Fill::Extreme] {
+                let problem = (op.op.problem)(&shape, 7 + i as u64, fill);
+                match pass(op, machine, &problem, &config) {
+                    Ok(worst) => {
+                        proof.passed += 1;
+                        proof.worst = proof.worst.max(worst);
+                        seen.insert(config.clone());
+                    }
+                    Err(why) => proof.refused.push(format!("{shape}, {config}: {why}")),
+                }
+            }
+        }
+    }
+    proof.configs = seen.len();
+    proof.time = start.elapsed();
+    proof
+}
+
+/// One problem under one configuration through the gate.
+pub fn pass(op: &'static GpuOp, machine: &Machine<'_>, problem: &Problem, config: &Config) -> Result<f64, Rejection> {
+    let (shape, attrs) = (&problem.shape, &problem.attrs);
+    let steps = |args: &[Slice]| {
+        let call = OpCall { op: &op.op, shape: shape.clone(), attrs: attrs.clone(), args: args.to_vec() };
+        call.steps(config, machine)
+    };
+    gate::check(machine.backend, problem, &steps)
+}
+
+/// The legal corners of a space, the default first, with few distinct sets of compiled constants.
+pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
+    let mut all = vec![space.default.clone()];
+    let legal = |c: &Config| space.violated(c).is_none();
+    // Of the legal configurations the first and the last in parameter order, which need not be the extremes of each.
+    let every: Vec<Config> = space.candidates().into_iter().skip(1).filter(|c| legal(c)).collect();
+    all.extend(every.first().cloned());
+    if depth == Depth::Corners {
+        all.extend(every.last().cloned());
+        for p in &space.params {
+            let off = p.values.iter().map(|v| space.default.clone().with(p.name, v.clone()));
+            let mut off = off.filter(|c| *c != space.default && legal(c));
+            all.extend(off.next());
+            all.extend(off.next_back());
+        }
+    }
+    let mut shapes = BTreeSet::new();
+    let mut kept: Vec<Config> = Vec::new();
+    for config in all {
+        let compiled: Vec<_> = config
+            .iter()
+            .filter(|(name, _)| text.constant(name).is_some_and(|c| c.starts_with("SHAPE_")))
+            .map(|(name, value)| (name.to_owned(), value.clone()))
+            .collect();
+        if kept.contains(&config) || (!shapes.contains(&compiled) && shapes.len() == SHAPE_SETS) {
+            continue;
+        }
+        shapes.insert(compiled);
+        kept.push(config);
+    }
+    kept
+}
