@@ -93,6 +93,7 @@ pub struct Host {
     identity: Identity,
     compiler: Compiler,
     options: HostOptions,
+    deadline: Duration,
     seed: AtomicU32,
     submitted: AtomicU64,
 }
@@ -129,7 +130,13 @@ impl Host {
             read_gb_s: None,
         };
         let (seed, submitted) = (AtomicU32::new(0), AtomicU64::new(0));
-        Ok(Host { owner: new_owner(), limits, identity, compiler, options, seed, submitted })
+        Ok(Host { owner: new_owner(), limits, identity, compiler, options, deadline: LAUNCH_DEADLINE, seed, submitted })
+    }
+
+    /// The same, with launches that take longer than `deadline` ended.
+    pub fn with_deadline(mut self, deadline: Duration) -> Host {
+        self.deadline = deadline;
+        self
     }
 
     /// The compiler in use.
@@ -160,7 +167,7 @@ impl Host {
             blocks: &pieces.blocks,
             args: &pieces.args,
         };
-        let answer = runner.as_mut().expect("just started").launch(&request, LAUNCH_DEADLINE);
+        let answer = runner.as_mut().expect("just started").launch(&request, self.deadline);
         if answer.as_ref().is_err_and(|e| e.kind() != ErrorKind::BadLaunch) {
             *runner = None;
         }
