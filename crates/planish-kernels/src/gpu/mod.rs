@@ -27,16 +27,17 @@ impl GpuOp {
     }
 }
 
-/// Declares the modules and the table from one list.
-macro_rules! ops {
+/// Declares the modules of ops and their table `OPS` from one list.
+#[macro_export]
+macro_rules! gpu_ops {
     ($($name:ident),* $(,)?) => {
         $(pub mod $name;)*
         /// Every op of the dialect, in the order of a report.
-        pub static OPS: &[&GpuOp] = &[$(&$name::OP),*];
+        pub static OPS: &[&$crate::gpu::GpuOp] = &[$(&$name::OP),*];
     };
 }
 
-ops! {
+gpu_ops! {
     swiglu,
     rms_norm,
 }

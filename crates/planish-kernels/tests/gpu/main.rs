@@ -1,5 +1,7 @@
 //! Every op of the dialect passes its gate on the host executor, plainly and under the sanitizers.
 
+mod page;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -8,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use planish_device::host::Mode;
 use planish_device::{Host, HostOptions};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::{self, tier};
+use planish_kernels::gpu::{self, tier, tier::Proof};
 use planish_kernels::op::Machine;
 
 /// The host executor, or none where there is no C++ compiler.
@@ -29,24 +31,21 @@ fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Proves every op, some at a time.
-fn prove_all(mode: Mode, depth: tier::Depth) {
-    let Some(host) = host(mode) else { return };
+/// Proves every op, some at a time; what was found, by op.
+fn prove_all(host: &Host, mode: Mode, depth: tier::Depth) -> Vec<(&'static str, Proof)> {
     let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
     let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
     assert!(!ops.is_empty(), "no op is called {wanted}");
-    let (next, failures, passed) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+    let (next, proofs) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(op) = ops.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let proof = tier::prove(op, &Machine { backend: &host, isa: Isa::Portable }, depth);
+            let proof = tier::prove(op, &Machine { backend: host, isa: Isa::Portable }, depth);
             let (name, time) = (op.op.name, proof.time.as_secs_f64());
             println!(
                 "{name:24} {:4} runs {:3} configs worst {:.2} {time:6.2} s",
                 proof.passed, proof.configs, proof.worst
             );
-            passed.fetch_add(proof.passed, Ordering::Relaxed);
-            let refused = proof.refused.iter().map(|r| format!("{name} {r}"));
-            failures.lock().expect("no thread panicked").extend(refused);
+            proofs.lock().expect("no thread panicked").push((name, proof));
         }
     };
     std::thread::scope(|s| {
@@ -54,23 +53,39 @@ fn prove_all(mode: Mode, depth: tier::Depth) {
             s.spawn(work);
         }
     });
-    let failures = failures.into_inner().expect("no thread panicked");
-    assert!(failures.is_empty(), "{} refused:\n{}", failures.len(), failures.join("\n"));
-    let passed = passed.into_inner();
+    let proofs = proofs.into_inner().expect("no thread panicked");
+    let refused = proofs.iter().flat_map(|(name, p)| p.refused.iter().map(move |r| format!("{name} {r}")));
+    let refused: Vec<String> = refused.collect();
+    assert!(refused.is_empty(), "{} refused:\n{}", refused.len(), refused.join("\n"));
+    let passed: usize = proofs.iter().map(|(_, p)| p.passed).sum();
     tell(&format!("tier: host executor, {}: ran: {} ops, {passed} runs", mode.name(), ops.len()));
+    proofs
 }
 
 #[test]
-fn every_op_at_the_corners_of_its_space() {
-    prove_all(Mode::Checked, tier::Depth::Corners);
+fn every_op_at_the_corners_of_its_space_as_docs_say() {
+    let Some(host) = host(Mode::Checked) else { return };
+    let proofs = prove_all(&host, Mode::Checked, tier::Depth::Corners);
+    if proofs.len() < gpu::OPS.len() {
+        return;
+    }
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/ops.md");
+    let made = page::page(&host, &proofs);
+    if std::env::var("PLANISH_BLESS").is_ok() {
+        std::fs::write(&path, &made).expect("the page can be written");
+    }
+    let Ok(kept) = std::fs::read_to_string(&path) else { return };
+    assert_eq!(page::fixed(&kept), page::fixed(&made), "docs/ops.md is old; PLANISH_BLESS=1 makes it anew");
 }
 
 #[test]
 fn every_op_under_the_address_sanitizer() {
-    prove_all(Mode::Address, tier::Depth::Few);
+    let Some(host) = host(Mode::Address) else { return };
+    prove_all(&host, Mode::Address, tier::Depth::Few);
 }
 
 #[test]
 fn every_op_under_the_thread_sanitizer() {
-    prove_all(Mode::Thread, tier::Depth::Few);
+    let Some(host) = host(Mode::Thread) else { return };
+    prove_all(&host, Mode::Thread, tier::Depth::Few);
 }
