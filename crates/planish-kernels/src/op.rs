@@ -1,6 +1,7 @@
 //! What an op is: a value in a table, from its search space to its launches.
 
 use std::fmt;
+use std::str::FromStr;
 
 use planish_device::{Backend, Launch, Slice};
 use planish_tune::{Config, Rejection, Space, Value};
@@ -56,21 +57,6 @@ impl Shape {
     }
 }
 
-impl std::str::FromStr for Shape {
-    type Err = String;
-
-    /// Reads the canonical text, its fields in any order.
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.split(',').try_fold(Shape::new(), |shape, field| match field.split_once('=') {
-            Some((name, value)) => Ok(match value.parse::<i64>() {
-                Ok(v) => shape.with(name, v),
-                Err(_) => shape.with(name, value),
-            }),
-            None => Err(format!("{field:?} is not NAME=VALUE")),
-        })
-    }
-}
-
 /// `name=value,name=value` in name order: the canonical text under which choices are stored.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,6 +64,23 @@ impl fmt::Display for Shape {
             write!(f, "{}{k}={v}", if i > 0 { "," } else { "" })?;
         }
         Ok(())
+    }
+}
+
+/// Reads what `Display` writes, in any order.
+impl FromStr for Shape {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut shape = Shape::new();
+        for part in text.split(',').filter(|_| !text.is_empty()) {
+            let pair = part.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+            let (name, value) = pair.ok_or_else(|| format!("shape: {part:?} is not name=value"))?;
+            if shape.0.get(name).is_some() {
+                return Err(format!("shape: {name} is given twice"));
+            }
+            shape = shape.with(name, value.parse().map_or_else(|_| Value::from(value), Value::Int));
+        }
+        Ok(shape)
     }
 }
 

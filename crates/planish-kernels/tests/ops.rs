@@ -100,3 +100,15 @@ fn every_other_op() {
     }
     assert!(ops::find("no such op").is_none());
 }
+
+#[test]
+fn a_shape_is_read_as_it_is_written() {
+    let text = "act=int8,batch=1,cols=64,type=q4_0";
+    let shape: Shape = text.parse().unwrap();
+    assert_eq!((shape.to_string().as_str(), shape.size("cols"), shape.name("type")), (text, 64, "q4_0"));
+    assert_eq!("type=q4_0,cols=64,batch=1,act=int8".parse(), Ok(shape));
+    assert_eq!("".parse(), Ok(Shape::new()));
+    for bad in ["cols", "cols=", "=1", "cols=1,", "cols=1,cols=2"] {
+        assert!(bad.parse::<Shape>().is_err(), "{bad:?}");
+    }
+}

@@ -12,7 +12,7 @@ use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::Model;
 use planish_engine::plan::Entry;
 use planish_kernels::cpu::{isa::Isa, matmul};
-use planish_kernels::op::Machine;
+use planish_kernels::op::{Machine, Op};
 use planish_kernels::ops;
 use planish_kernels::weight::Activations;
 use planish_tune::store::{Frozen, Layers, Locked, Mode, Store, parse_pin};
@@ -50,9 +50,14 @@ pub struct IsaArgs {
 }
 
 impl IsaArgs {
+    /// The instruction set, for questions about kernels that are not run.
+    pub fn named(&self) -> Isa {
+        self.isa.as_deref().and_then(Isa::from_name).unwrap_or_else(Isa::detect)
+    }
+
     /// The instruction set, after its kernels have agreed with the portable ones on this machine.
     pub fn checked(&self) -> Result<Isa> {
-        let isa = self.isa.as_deref().and_then(Isa::from_name).unwrap_or_else(Isa::detect);
+        let isa = self.named();
         matmul::self_check(isa).map_err(|e| anyhow!("{e}")).hint("run with --isa portable")?;
         Ok(isa)
     }
@@ -100,11 +105,14 @@ struct SourceArgs {
 
 fn pin(text: &str) -> Result<(String, Config), String> {
     let (op, config) = parse_pin(text).map_err(|e| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
-    if ops::find(&op).is_none() {
-        let names: Vec<_> = ops::OPS.iter().map(|op| op.name).collect();
-        return Err(format!("there is no op {op}; the ops are {}", names.join(", ")));
-    }
+    find_op(&op)?;
     Ok((op, config))
+}
+
+/// The op called `name`; the error lists what there is.
+pub fn find_op(name: &str) -> Result<&'static Op, String> {
+    let names = || ops::OPS.iter().map(|op| op.name).collect::<Vec<_>>().join(", ");
+    ops::find(name).ok_or_else(|| format!("there is no op {name}; the ops are {}", names()))
 }
 
 impl SourceArgs {

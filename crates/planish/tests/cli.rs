@@ -9,6 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use planish_device::{Cpu, CpuOptions};
+use planish_engine::identity::Identities;
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::op::Machine;
+use planish_kernels::ops;
+use planish_tune::store::{Choice, Evidence, Identity, Key, Layers, Ratio, Silicon, Source, State, Store};
+use planish_tune::{Config, Policy};
 use tempfile::TempDir;
 
 const DEFAULT_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -185,22 +192,29 @@ fn a_reader_that_leaves_is_no_error() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A store with one choice, written through the library.
-fn store_with_a_choice(root: &Path) {
-    use planish_tune::store::{Choice, Identity, Key, Layers, Ratio, Source, State, Store};
-    let mut store = Store::open(Layers { user: Some(root.to_owned()), ..Layers::default() });
-    let choice = Choice {
+/// A choice for a kernel that no op has.
+fn choice() -> Choice {
+    Choice {
         key: Key::parse("matmul", "cols=64,rows=7").unwrap(),
         identity: Identity::default(),
-        config: planish_tune::Config::new().with("ROWS", 4),
+        config: Config::new().with("ROWS", 4),
         source: Source::Tuned,
         state: State::Tuned,
         ratio: Ratio { lo: 1.2, mid: 1.25, hi: 1.3 },
         ns_median: 1500.0,
         written_ms: 1,
         evidence: None,
-    };
-    store.append(choice).unwrap();
+    }
+}
+
+/// A store in the sandbox with `choices`, written through the library.
+fn add_choices(sandbox: &Sandbox, choices: impl IntoIterator<Item = Choice>) -> PathBuf {
+    let root = sandbox.path().join("home/store");
+    let mut store = Store::open(Layers { user: Some(root.clone()), ..Layers::default() });
+    for choice in choices {
+        store.append(choice).unwrap();
+    }
+    root
 }
 
 #[track_caller]
@@ -215,7 +229,7 @@ fn check_store(sandbox: &Sandbox, args: &[&str], code: i32, part: &str) {
 fn store_verbs_list_show_move_and_clean() {
     let sandbox = Sandbox::new();
     check_store(&sandbox, &["list"], 0, "the store is empty");
-    store_with_a_choice(&sandbox.path().join("home/store"));
+    add_choices(&sandbox, [choice()]);
     check_store(&sandbox, &["list"], 0, "matmul  cols=64,rows=7  1.25x  tuned  tuned");
     check_store(&sandbox, &["list", "--json"], 0, "cols=64,rows=7");
     check_store(&sandbox, &["show", "matmul", "cols=64,rows=7"], 0, "1.250x (1.200 to 1.300), 1.50 us");
@@ -235,8 +249,7 @@ fn store_verbs_list_show_move_and_clean() {
 #[test]
 fn a_damaged_store_is_reported_and_costs_only_the_damaged_line() {
     let sandbox = Sandbox::new();
-    let root = sandbox.path().join("home/store");
-    store_with_a_choice(&root);
+    let root = add_choices(&sandbox, [choice()]);
     let silicon = fs::read_dir(&root).unwrap().next().unwrap().unwrap().path();
     let shard = fs::read_dir(silicon.join("choices")).unwrap().next().unwrap().unwrap().path();
     let mut bytes = fs::read(&shard).unwrap();
@@ -245,4 +258,87 @@ fn a_damaged_store_is_reported_and_costs_only_the_damaged_line() {
     fs::write(&shard, bytes).unwrap();
     check_store(&sandbox, &["verify"], 1, "1 lines damaged");
     check_store(&sandbox, &["list"], 0, "warning: ");
+}
+
+const MATVEC: &str = "act=int8,batch=1,cols=64,rows=32,type=q4_0";
+
+/// A choice for `MATVEC` that a lookup on this machine takes, but for what the caller changes.
+fn choice_here() -> Choice {
+    let cpu = Cpu::new(CpuOptions { threads: Some(1) }).unwrap();
+    let machine = Machine { backend: &cpu, isa: Isa::Portable };
+    let space = (ops::find("matvec").unwrap().space)(&MATVEC.parse().unwrap(), &machine);
+    let identity = Identities::new(&machine, &Policy::default()).of(&space);
+    Choice { key: Key::parse("matvec", MATVEC).unwrap(), identity, config: space.default, ..choice() }
+}
+
+#[track_caller]
+fn check_why(sandbox: &Sandbox, code: i32, parts: &[&str]) {
+    for part in parts {
+        check_store(sandbox, &["why", "matvec", MATVEC, "--threads", "1", "--isa", "portable"], code, part);
+    }
+}
+
+#[test]
+fn why_names_the_record_and_its_evidence() {
+    let sandbox = Sandbox::new();
+    let root = sandbox.path().join("home/store");
+    let mut store = Store::open(Layers { user: Some(root), ..Layers::default() });
+    let here = choice_here();
+    let (key, identity) = (here.key.clone(), here.identity.clone());
+    let data = serde_json::json!({
+        "default": here.config, "choice": here.config, "verdict": "kept_default", "ranking": [], "rejected": [],
+        "finals": [{ "config": here.config, "pairs": 24, "points": [], "cleared": false }], "floor_ns": [],
+        "counts": { "candidates": 9, "admitted": 8, "timed": 7, "dropped": 0, "untried": 0, "rejected": { "wrong": 1 } },
+        "samples": 412, "noise": 0.021, "drifts": 0, "spent_s": 1.0, "partial": false, "policy": Policy::default(),
+    });
+    let (evidence, _) = store.append_evidence(Evidence { key, identity, written_ms: 1, data }).unwrap();
+    store.append(Choice { evidence: Some(evidence), ..here.clone() }).unwrap();
+    drop(store);
+    let runs = here.config.to_string();
+    let evidence = "412 timings, 24 pairs against the default, noise 2.1%; 7 of 9 configs timed, 1 refused";
+    let parts =
+        ["exact: measured on this machine", "user layer", "(95%: 1.200 to 1.300)", evidence, "margin 1.0%", &runs];
+    check_why(&sandbox, 0, &parts);
+    let args = ["store", "why", "matvec", MATVEC, "--threads", "1", "--isa", "portable", "--json"];
+    let told: serde_json::Value = serde_json::from_slice(&sandbox.run(&args).stdout).unwrap();
+    assert_eq!((&told["tier"], &told["nearest"]["layer"]), (&"exact".into(), &"user".into()), "{told}");
+    assert_eq!(told["nearest"]["evidence"]["data"]["samples"], 412, "{told}");
+}
+
+#[test]
+fn why_names_each_field_that_changed_with_both_values() {
+    let told = |change: &dyn Fn(&mut Choice), code, parts: &[&str]| {
+        let sandbox = Sandbox::new();
+        let mut other = choice_here();
+        change(&mut other);
+        add_choices(&sandbox, [other]);
+        check_why(&sandbox, code, parts);
+    };
+    let here = choice_here().identity;
+    let parts = [&format!("kernel: deadbeef in the record, {} here", here.kernel), "prior: "];
+    told(&|c| c.identity.kernel = "deadbeef".into(), 1, &parts.map(|p| p as &str));
+    let parts = [&format!("toolchain: rustc 1 in the record, {} here", here.toolchain)];
+    told(&|c| c.identity.toolchain = "rustc 1".into(), 1, &parts.map(|p| p as &str));
+    let parts = [&format!("candidates: none in the record, {} here", here.candidates)];
+    told(&|c| c.identity.candidates = "none".into(), 1, &parts.map(|p| p as &str));
+    let looser = |c: &mut Choice| c.identity.policy = c.identity.policy.replace("\"margin\":0.01", "\"margin\":0.5");
+    told(&looser, 1, &["policy.margin: 0.5 in the record, 0.01 here"]);
+    let bigger = |c: &mut Choice| {
+        let mut fields = c.identity.silicon.fields.clone();
+        fields.insert("l2_bytes".into(), "7".into());
+        c.identity.silicon = Silicon::new("other", fields).into();
+    };
+    let l2 = format!("silicon.l2_bytes: 7 in the record, {} here", here.silicon.fields["l2_bytes"]);
+    told(&bigger, 1, &["miss: tuned only on other silicon", &l2]);
+    told(&|c| c.source = Source::Imported, 1, &["prior: ", "source    imported"]);
+    told(&|c| c.config = Config::new().with("NO", 1), 1, &["is no longer legal", "so the default runs"]);
+}
+
+#[test]
+fn why_says_no_record_and_refuses_what_is_no_kernel() {
+    let sandbox = Sandbox::new();
+    check_why(&sandbox, 1, &["miss: no record, so the default runs", "planish tune MODEL"]);
+    check_refused(&sandbox.run(&["store", "why", "matmul", MATVEC]), &["no op matmul", "matvec"]);
+    check_refused(&sandbox.run(&["store", "why", "matvec", "rows=1"]), &["matvec", "rows=1"]);
+    check_refused(&sandbox.run(&["store", "why", "matvec", "rows"]), &["rows", "name=value"]);
 }

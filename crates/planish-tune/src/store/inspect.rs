@@ -102,6 +102,8 @@ pub struct Explained {
     pub tier: Tier,
     /// The record behind it.
     pub record: Option<Choice>,
+    /// The record behind it or, on a miss, the nearest one, with its evidence.
+    pub nearest: Option<Shown>,
     /// Every record of the key, best first.
     pub considered: Vec<Considered>,
 }
@@ -119,8 +121,14 @@ pub fn why(store: &Store, key: &Key, identity: &Identity, legal: &dyn Fn(&Config
         illegal: legal(&e.choice.config).err(),
         entry: e.clone(),
     };
-    let considered = snapshot.ranked(key, identity).into_iter().map(weigh).collect();
-    Explained { tier: answer.tier, record: answer.record.cloned(), considered }
+    let ranked = snapshot.ranked(key, identity);
+    let nearest = match answer.record {
+        Some(record) => ranked.iter().find(|e| usable(e, identity) && e.choice == *record),
+        None => ranked.first(),
+    };
+    let nearest = nearest.map(|e| Shown { entry: Entry::clone(e), evidence: find_evidence(store, &e.choice) });
+    let considered = ranked.into_iter().map(weigh).collect();
+    Explained { tier: answer.tier, record: answer.record.cloned(), nearest, considered }
 }
 
 /// How whole one layer's files are.

@@ -22,7 +22,7 @@ pub use frame::Kind;
 pub use inspect::{Considered, Explained, Listed, Shown, Verified, list, show, verify, why};
 pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question, parse_pin};
 pub use open::{Layers, Saved, Store};
-pub use record::{Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
+pub use record::{Change, Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
 pub use transfer::{
     Added, Contents, Difference, EXPORT_BYTES_MAX, EXPORT_RECORDS_MAX, Export, diff, export, import, merge,

@@ -1,6 +1,6 @@
 //! What the store keeps: a key, the identity under which it was measured, the choice made and its evidence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -172,6 +172,17 @@ pub struct Identity {
     pub policy: String,
 }
 
+/// A field in which a record's identity differs from this machine's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Such as `silicon.l2_kib` or `kernel`.
+    pub field: String,
+    /// What the record has; `None` for a fact of silicon that it lacks.
+    pub stored: Option<String>,
+    /// What this machine has; `None` for a fact of silicon that it lacks.
+    pub here: Option<String>,
+}
+
 impl Identity {
     /// The fields after the silicon, by name, in the order in which they are reported.
     fn versions(&self) -> [(&'static str, &str); 5] {
@@ -184,16 +195,27 @@ impl Identity {
         ]
     }
 
+    /// The fields in which this identity, that of a record, differs from `here`: silicon by name, then the versions.
+    pub fn changes(&self, here: &Identity) -> Vec<Change> {
+        let (a, b) = (&self.silicon.fields, &here.silicon.fields);
+        let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+        let silicon = names.into_iter().filter(|n| a.get(*n) != b.get(*n)).map(|n| Change {
+            field: format!("silicon.{n}"),
+            stored: a.get(n).cloned(),
+            here: b.get(n).cloned(),
+        });
+        let versions = self.versions().into_iter().zip(here.versions()).filter(|(x, y)| x != y);
+        let version = |((name, stored), (_, here)): ((&str, &str), (&str, &str))| Change {
+            field: name.to_owned(),
+            stored: Some(stored.to_owned()),
+            here: Some(here.to_owned()),
+        };
+        silicon.chain(versions.map(version)).collect()
+    }
+
     /// Names of the fields in which the two differ, such as `silicon.l2_kib` and `kernel`; empty when equal.
     pub fn diff(&self, other: &Identity) -> Vec<String> {
-        let (a, b) = (&self.silicon.fields, &other.silicon.fields);
-        let mut names: Vec<&String> = a.iter().filter(|(n, v)| b.get(*n) != Some(v)).map(|(n, _)| n).collect();
-        names.extend(b.keys().filter(|n| !a.contains_key(*n)));
-        names.sort();
-        let mut out: Vec<String> = names.into_iter().map(|n| format!("silicon.{n}")).collect();
-        let pairs = self.versions().into_iter().zip(other.versions());
-        out.extend(pairs.filter(|(x, y)| x != y).map(|(x, _)| x.0.to_owned()));
-        out
+        self.changes(other).into_iter().map(|c| c.field).collect()
     }
 
     /// A name for the identity; the label has no part in it.

@@ -1,4 +1,6 @@
-//! `planish store`: lists, shows, moves and cleans what tuning found.
+//! `planish store`: lists, shows, explains, moves and cleans what tuning found.
+
+mod why;
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,7 @@ use crate::home::Home;
 use crate::ui::Ui;
 use crate::{Outcome, report};
 
-/// List, show, move and clean what tuning found
+/// List, show, explain, move and clean what tuning found
 #[derive(Args)]
 pub struct StoreArgs {
     #[command(subcommand)]
@@ -35,6 +37,8 @@ enum Verb {
         #[arg(default_value = "")]
         shape: String,
     },
+    /// Explain what runs an op at a shape on this machine, and what stands in the way; exit 1 if no record decides
+    Why(why::WhyArgs),
     /// Write all choices to one file
     Export {
         /// The file to write
@@ -79,6 +83,7 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
     let outcome = match &args.verb {
         Verb::List { all } => list(&store, *all, ui),
         Verb::Show { op, shape } => show(&store, &Key::parse(op, shape)?, ui),
+        Verb::Why(args) => why::run(&store, args, ui),
         Verb::Export { file, evidence } => export(&store, file, *evidence, ui),
         Verb::Import { file } => added(store::import(&mut store, file)?, ui),
         Verb::Merge { folder } => {

@@ -187,11 +187,36 @@ fn why_tells_the_tier_the_record_and_the_field_that_changed() {
     let legal = |_: &Config| Ok(());
     let told = why(&store, &key(1), &identity(), &legal);
     assert_eq!((told.tier, told.record), (Tier::Exact, Some(choice(1))));
+    assert_eq!(told.nearest.unwrap().entry.choice, choice(1));
     let tiers: Vec<_> = told.considered.into_iter().map(|c| c.tier).collect();
     assert_eq!(tiers, [Tier::Exact, Tier::Prior { differs: vec!["kernel".into()] }]);
     let told = why(&store, &key(1), &identity(), &|_| Err("too many rows".into()));
     assert!(matches!(told.tier, Tier::Miss { why: Why::Illegal { .. } }));
     assert!(told.considered.iter().all(|c| c.illegal.as_deref() == Some("too many rows")));
+    assert_eq!(told.nearest.unwrap().entry.choice, choice(1));
+    assert_eq!(why(&store, &key(2), &identity(), &legal).nearest, None);
+}
+
+#[test]
+fn every_changed_field_is_named_with_both_values() {
+    let fields = [("arch", "x86_64-v3"), ("cores", "4"), ("smt", "1")];
+    let here = Identity { silicon: Silicon::new("x", fields).into(), toolchain: "rustc 9".into(), ..identity() };
+    let changes = identity().changes(&here);
+    let change = |field: &str, stored: Option<&str>, here: Option<&str>| Change {
+        field: field.into(),
+        stored: stored.map(Into::into),
+        here: here.map(Into::into),
+    };
+    let wanted = [
+        change("silicon.cores", Some("2"), Some("4")),
+        change("silicon.l2_kib", Some("1024"), None),
+        change("silicon.smt", None, Some("1")),
+        change("toolchain", Some("rustc 1.95.0 avx2,fma"), Some("rustc 9")),
+    ];
+    assert_eq!(changes, wanted);
+    let names: Vec<_> = wanted.iter().map(|c| c.field.clone()).collect();
+    assert_eq!(identity().diff(&here), names);
+    assert_eq!(identity().changes(&identity()), []);
 }
 
 #[test]
