@@ -88,7 +88,34 @@ pub struct Decoder<'a> {
     /// Worklist of a prefill step.
     pub prefill_plan: Vec<Entry>,
     position: usize,
+    host: Host,
     logits: Vec<f32>,
+}
+
+/// Host memory of a step, made once: nothing is allocated between two tokens.
+struct Host {
+    /// Bytes on their way to or from the device.
+    bytes: Vec<u8>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Host {
+    fn new(hyper: &Hyper, tables: &[RopeTable], chunk: usize) -> Host {
+        let row = chunk * tables.iter().map(RopeTable::row_len).max().unwrap_or(0);
+        let bytes = step::bytes(chunk).max(4 * row).max(4 * hyper.vocab);
+        Host { bytes: Vec::with_capacity(bytes), cos: Vec::with_capacity(row), sin: Vec::with_capacity(row) }
+    }
+
+    fn read_f32(&mut self, machine: Machine<'_>, from: &Slice, to: &mut [f32]) -> Result<()> {
+        self.bytes.clear();
+        self.bytes.resize(to.len() * 4, 0);
+        machine.backend.read(from, &mut self.bytes)?;
+        for (v, b) in to.iter_mut().zip(self.bytes.chunks_exact(4)) {
+            *v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Decoder<'a> {
@@ -107,7 +134,7 @@ impl<'a> Decoder<'a> {
         let (decode, decode_plan) = record(1, Head::Last)?;
         let (prefill, prefill_plan) = record(options.chunk, Head::Last)?;
         let every = if options.all_logits { Some(record(options.chunk, Head::All)?.0) } else { None };
-        let logits = vec![0.0; hyper.vocab];
+        let (host, logits) = (Host::new(hyper, &weights.tables, options.chunk), vec![0.0; hyper.vocab]);
         Ok(Decoder {
             machine,
             hyper,
@@ -120,6 +147,7 @@ impl<'a> Decoder<'a> {
             decode_plan,
             prefill_plan,
             position: 0,
+            host,
             logits,
         })
     }
@@ -162,13 +190,13 @@ impl<'a> Decoder<'a> {
         let mut rest = ids;
         while !rest.is_empty() {
             let n = rest.len().min(self.prefill.batch);
-            let step = if n == 1 { &self.decode } else { &self.prefill };
-            self.run(step, &rest[..n])?;
+            self.prepare(&rest[..n])?;
+            self.run(if n == 1 { &self.decode } else { &self.prefill })?;
             self.position += n;
             rest = &rest[n..];
         }
         let slice = self.buffers.logits.buffer.slice(self.buffers.logits.offset, self.hyper.vocab * 4)?;
-        read_f32(self.machine, &slice, &mut self.logits)?;
+        self.host.read_f32(self.machine, &slice, &mut self.logits)?;
         Ok(&self.logits)
     }
 
@@ -177,16 +205,17 @@ impl<'a> Decoder<'a> {
         self.admit(ids)?;
         let mut all = Vec::new();
         for part in ids.chunks(self.options.chunk) {
+            self.prepare(part)?;
             let step = self.every.as_ref().ok_or_else(|| {
                 Error::request("logits after every token were asked of a decoder built without `all_logits`")
             })?;
-            self.run(step, part)?;
+            self.run(step)?;
             self.position += part.len();
             for row in 0..part.len() {
                 let mut logits = vec![0.0; self.hyper.vocab];
                 let at = self.buffers.logits.offset + row * self.hyper.vocab * 4;
                 let slice = self.buffers.logits.buffer.slice(at, self.hyper.vocab * 4)?;
-                read_f32(self.machine, &slice, &mut logits)?;
+                self.host.read_f32(self.machine, &slice, &mut logits)?;
                 all.push(logits);
             }
         }
@@ -209,18 +238,27 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    fn run(&self, step: &Recorded, ids: &[u32]) -> Result<()> {
-        let backend = self.machine.backend;
-        write(self.machine, &self.buffers.step, &step::encode(ids, self.position as u32))?;
+    /// Writes what the step of `ids` differs in from others: ids, position and rotary angles.
+    fn prepare(&mut self, ids: &[u32]) -> Result<()> {
+        let Host { bytes, cos, sin } = &mut self.host;
+        step::encode_into(ids, self.position as u32, bytes);
+        write(self.machine, &self.buffers.step, bytes)?;
         for (table, slices) in self.tables.iter().zip(&self.buffers.tables) {
             let n = ids.len() * table.row_len();
-            let (mut cos, mut sin) = (vec![0.0; n], vec![0.0; n]);
-            table.fill(self.position, &mut cos, &mut sin);
-            for (values, slice) in [cos, sin].iter().zip(slices) {
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                write(self.machine, slice, &bytes)?;
+            cos.resize(n, 0.0);
+            sin.resize(n, 0.0);
+            table.fill(self.position, cos, sin);
+            for (values, slice) in [&*cos, &*sin].into_iter().zip(slices) {
+                bytes.clear();
+                bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+                write(self.machine, slice, bytes)?;
             }
         }
+        Ok(())
+    }
+
+    fn run(&self, step: &Recorded) -> Result<()> {
+        let backend = self.machine.backend;
         let token = backend.submit(&step.sequence)?;
         Ok(backend.wait(token, DEADLINE)?)
     }
@@ -254,15 +292,6 @@ fn check(hyper: &Hyper, options: &Options) -> Result<()> {
 /// Writes `bytes` to the start of `to`.
 fn write(machine: Machine<'_>, to: &Slice, bytes: &[u8]) -> Result<()> {
     Ok(machine.backend.write(&to.buffer.slice(to.offset, bytes.len())?, bytes)?)
-}
-
-fn read_f32(machine: Machine<'_>, from: &Slice, to: &mut [f32]) -> Result<()> {
-    let mut bytes = vec![0u8; to.len() * 4];
-    machine.backend.read(from, &mut bytes)?;
-    for (v, b) in to.iter_mut().zip(bytes.chunks_exact(4)) {
-        *v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    }
-    Ok(())
 }
 
 /// Scratch and cache of a decoder.

@@ -1,6 +1,5 @@
 //! From a prompt to a stream of text: prefill, then sample and feed one token at a time.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use planish_kernels::cpu::isa::Isa;
@@ -123,20 +122,23 @@ struct Session<'s> {
 
 impl<'s> Session<'s> {
     fn new(isa: Isa, vocab: usize, prompt: &[u32], settings: &'s Settings) -> Self {
-        Session { isa, settings, workspace: Workspace::new(vocab), seen: prompt.to_vec(), ids: Vec::new() }
+        let (workspace, seen) = (Workspace::new(vocab), prompt.to_vec());
+        Session { isa, settings, workspace, seen, ids: Vec::new(), window: Vec::new(), history: Vec::new() }
+    /// Tokens that penalties count, sorted; and how often each occurs.
+    window: Vec<u32>,
+    history: Vec<TokenCount>,
     }
 
     fn draw(&mut self, logits: &mut [f32]) -> Result<u32> {
         let from = self.seen.len().saturating_sub(self.settings.penalty_window);
-        let mut counts: HashMap<u32, u32> = HashMap::new();
-        for id in &self.seen[from..] {
-            *counts.entry(*id).or_default() += 1;
-        }
-        let mut history: Vec<TokenCount> =
-            counts.into_iter().map(|(token, count)| TokenCount { token, count }).collect();
-        history.sort_by_key(|h| h.token);
+        self.window.clear();
+        self.window.extend_from_slice(&self.seen[from..]);
+        self.window.sort_unstable();
+        self.history.clear();
+        let runs = self.window.chunk_by(|a, b| a == b);
+        self.history.extend(runs.map(|run| TokenCount { token: run[0], count: run.len() as u32 }));
         let draw = Draw { seed: self.settings.seed, sequence: 0, step: self.seen.len() as u64 };
-        sample(self.isa, (logits, &history), &self.settings.sampling, draw, &mut self.workspace)
+        sample(self.isa, (logits, &self.history), &self.settings.sampling, draw, &mut self.workspace)
             .map_err(|e| Error::request(e.to_string()))
     }
 

@@ -15,11 +15,18 @@ pub fn bytes(batch: usize) -> usize {
 
 /// The step of `ids` starting at position `pos`, as the bytes to write into the step buffer.
 pub fn encode(ids: &[u32], pos: u32) -> Vec<u8> {
-    let mut words = vec![0u32; HEADER];
-    words[0] = ids.len() as u32;
-    words[1] = pos;
-    words.extend_from_slice(ids);
-    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    let mut out = Vec::with_capacity(bytes(ids.len()));
+    encode_into(ids, pos, &mut out);
+    out
+}
+
+/// The same in place of what `out` holds; allocates nothing where `out` has room.
+pub fn encode_into(ids: &[u32], pos: u32, out: &mut Vec<u8>) {
+    let mut header = [0u32; HEADER];
+    header[0] = ids.len() as u32;
+    header[1] = pos;
+    out.clear();
+    out.extend(header.iter().chain(ids).flat_map(|w| w.to_le_bytes()));
 }
 
 /// What a kernel reads of the step.
