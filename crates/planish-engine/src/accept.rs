@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
+use crate::generate::greedy_token;
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
 
@@ -160,10 +161,7 @@ fn lap(decoder: &mut Decoder<'_>, prompt: &[u32], rest: &[u32]) -> Result<[Durat
 
 /// An untimed run of both, which also warms them: how far their logits are apart.
 fn distance([default, tuned]: [&mut Decoder<'_>; 2], prompt: &[u32], rest: &[u32]) -> Result<Report> {
-    let best = |logits: &[f32]| {
-        let first = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-        first.map(|(i, _)| i)
-    };
+    let isa = default.isa();
     let nothing = Pairs::default().gain(1, false);
     let mut report =
         Report { decode: nothing, prefill: nothing, logit_delta_max: 0.0, same_best: 0, compared: 0, spent_s: 0.0 };
@@ -177,7 +175,7 @@ fn distance([default, tuned]: [&mut Decoder<'_>; 2], prompt: &[u32], rest: &[u32
         }
         let delta = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         report.logit_delta_max = report.logit_delta_max.max(delta);
-        report.same_best += usize::from(best(a) == best(b));
+        report.same_best += usize::from(greedy_token(isa, a).is_some_and(|best| greedy_token(isa, b) == Some(best)));
         report.compared += 1;
     }
     Ok(report)

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
+use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, argmax, sample};
 
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
@@ -111,6 +111,11 @@ pub fn generate(
     Ok(Generated { ids: session.ids, ended, prompt_tokens: prompt.len(), first_token, rest })
 }
 
+/// The token that greedy sampling takes; `None` where no logit is above -inf or one is +inf.
+pub fn greedy_token(isa: Isa, logits: &[f32]) -> Option<u32> {
+    argmax(isa, logits, &mut Workspace::new(0)).ok()
+}
+
 /// The state of the sampler over one generation.
 struct Session<'s> {
     isa: Isa,
@@ -118,15 +123,15 @@ struct Session<'s> {
     workspace: Workspace,
     seen: Vec<u32>,
     ids: Vec<u32>,
+    /// Tokens that penalties count, sorted; and how often each occurs.
+    window: Vec<u32>,
+    history: Vec<TokenCount>,
 }
 
 impl<'s> Session<'s> {
     fn new(isa: Isa, vocab: usize, prompt: &[u32], settings: &'s Settings) -> Self {
         let (workspace, seen) = (Workspace::new(vocab), prompt.to_vec());
         Session { isa, settings, workspace, seen, ids: Vec::new(), window: Vec::new(), history: Vec::new() }
-    /// Tokens that penalties count, sorted; and how often each occurs.
-    window: Vec<u32>,
-    history: Vec<TokenCount>,
     }
 
     fn draw(&mut self, logits: &mut [f32]) -> Result<u32> {

@@ -3,10 +3,12 @@
 //! The expected file says, for every prompt, by how much the reference itself moves in each arithmetic; an engine may
 //! move by a small multiple of that. The error's mean, the shift, is taken out first, since the softmax ignores it.
 
+use planish_kernels::cpu::isa::Isa;
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
+use crate::generate::greedy_token;
 
 /// Multiples of the reference's own deviation that an engine may show.
 const FACTORS: Measures = Measures { rms: 2.0, max: 2.5, kl: 6.0, shift: 4.0 };
@@ -142,26 +144,17 @@ pub fn run(decoder: &mut Decoder<'_>, prompt: &Prompt, path: Path) -> Result<Dum
         Path::Prefill => logits = decoder.feed(&prompt.ids)?.to_vec(),
     }
     let mut greedy = Vec::new();
-    let mut next = best(&logits);
+    let mut next = greedy_token(decoder.isa(), &logits);
     for want in &prompt.greedy_ids {
-        greedy.push(next as u32);
-        if next as u32 != *want || greedy.len() == prompt.greedy_ids.len() {
+        // Without one the logits are broken, which the verdict says.
+        let Some(id) = next else { break };
+        greedy.push(id);
+        if id != *want || greedy.len() == prompt.greedy_ids.len() {
             break;
         }
-        next = best(decoder.feed(&[next as u32])?);
+        next = greedy_token(decoder.isa(), decoder.feed(&[id])?);
     }
     Ok(Dump { ids: prompt.ids.clone(), logits, positions: wants_all.then_some(positions), greedy })
-}
-
-/// Lowest id of the largest logit.
-fn best(logits: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, v) in logits.iter().enumerate() {
-        if *v > logits[best] {
-            best = i;
-        }
-    }
-    best
 }
 
 /// Judges a dump in arithmetic `mode`: `f32`, `f32_kv16`, `int8`, `int8_kv16`.
@@ -192,9 +185,13 @@ pub fn judge(prompt: &Prompt, dump: &Dump, mode: &str, path: Path) -> Result<Ver
     reasons.extend(
         pairs.iter().filter(|(_, m, l)| *m > *l || m.is_nan()).map(|(n, m, l)| format!("{n} {m:.3e} > {l:.3e}")),
     );
-    let same_best = best(&dump.logits) == expected_best;
-    if !same_best && prompt.top_gap > 4.0 * limits.rms {
-        reasons.push(format!("best id {} instead of {expected_best}", best(&dump.logits)));
+    let best = greedy_token(Isa::detect(), &dump.logits).map(|id| id as usize);
+    let same_best = best == Some(expected_best);
+    if let Some(best) = best
+        && !same_best
+        && prompt.top_gap > 4.0 * limits.rms
+    {
+        reasons.push(format!("best id {best} instead of {expected_best}"));
     }
     reasons.extend(check_positions(prompt, dump, &limits));
     reasons.extend(check_greedy(prompt, dump, &limits));
