@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Seeded, golden_dir};
+use common::golden_dir;
 use planish_engine::arch::Hyper;
 use planish_engine::gguf::{Gguf, MetaValue, Writer};
 use planish_engine::text::chat::ChatTemplate;
 use planish_engine::text::{Special, Tokenizer};
+use planish_kernels::data::Rng;
 
 /// The reader and the architecture table, as far as they get.
 fn read_model(bytes: &[u8]) -> Result<Gguf, String> {
@@ -152,15 +153,15 @@ const TEXT_EVERY: usize = 8;
 
 /// Mutates the first `head` bytes of `bytes` `count` times, reads what comes out, and returns how many were refused.
 fn mutate(bytes: &[u8], head: usize, count: usize, seed: u64) -> usize {
-    let mut random = Seeded(seed);
+    let mut random = Rng::new(seed);
     let mut refused = 0;
     let mut copy = bytes.to_vec();
     for round in 0..count {
         let mut touched = Vec::new();
-        for _ in 0..1 + random.below(3) {
-            let at = random.below(head - 8);
-            let width = [1, 1, 2, 4, 8][random.below(5)];
-            let value = [0, 1, u64::MAX, 1 << 63, 1 << 31, random.bits(), random.bits() % 64][random.below(7)];
+        for _ in 0..1 + random.index(3) {
+            let at = random.index(head - 8);
+            let width = [1, 1, 2, 4, 8][random.index(5)];
+            let value = [0, 1, u64::MAX, 1 << 63, 1 << 31, random.bits(), random.bits() % 64][random.index(7)];
             copy[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
             touched.push(at..at + width);
         }

@@ -6,7 +6,6 @@ mod common;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use common::Seeded;
 use planish_device::cpu::{Cpu, CpuOptions};
 use planish_engine::Result;
 use planish_engine::arch::Hyper;
@@ -19,6 +18,7 @@ use planish_engine::weights::Weights;
 use planish_kernels::Op;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::Params;
+use planish_kernels::data::Rng;
 use planish_kernels::op::{Machine, Shape};
 use planish_kernels::weight::Activations;
 use planish_tune::{Config, Space};
@@ -48,8 +48,8 @@ impl Loaded {
 
     /// Random ids of the vocabulary.
     fn ids(&self, n: usize) -> Vec<u32> {
-        let mut seeded = Seeded(n as u64);
-        (0..n).map(|_| seeded.below(self.hyper.vocab) as u32).collect()
+        let mut rng = Rng::new(n as u64);
+        (0..n).map(|_| rng.index(self.hyper.vocab) as u32).collect()
     }
 }
 
@@ -188,17 +188,17 @@ fn any_number_of_threads_gives_the_same_bits() {
 
 /// A random legal configuration for every op, as if the clock had lied to the tuner.
 struct Scrambled {
-    seeded: RefCell<Seeded>,
+    rng: RefCell<Rng>,
     changed: RefCell<usize>,
 }
 
 impl Choices for Scrambled {
     fn choose(&self, _op: &'static Op, _shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
-        let mut seeded = self.seeded.borrow_mut();
+        let mut rng = self.rng.borrow_mut();
         for _ in 0..100 {
             let mut config: Config = space.default.clone();
             for p in &space.params {
-                config = config.with(p.name, p.values[seeded.below(p.values.len())].clone());
+                config = config.with(p.name, p.values[rng.index(p.values.len())].clone());
             }
             if space.violated(&config).is_none() {
                 *self.changed.borrow_mut() += usize::from(config != space.default);
@@ -219,7 +219,7 @@ fn scrambled_choices_leave_the_bits() {
             let wanted = feed(&mut decoder, &ids, &[120, 1, 1]);
             let mut changed = 0;
             for seed in 0..seeds {
-                let choices = Scrambled { seeded: RefCell::new(Seeded(seed)), changed: RefCell::new(0) };
+                let choices = Scrambled { rng: RefCell::new(Rng::new(seed)), changed: RefCell::new(0) };
                 let mut decoder = loaded.decoder(class, 160, 37, &choices);
                 let got = feed(&mut decoder, &ids, &[120, 1, 1]);
                 if let Some(where_) = wanted.differs(&got) {

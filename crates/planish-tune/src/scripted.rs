@@ -178,7 +178,7 @@ impl Script {
     }
 }
 
-/// A small generator (SplitMix64) with the two distributions that scripts need.
+/// A small generator (SplitMix64) with the distributions that scripts and tests need.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -195,6 +195,11 @@ impl Rng {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// A number below `n`; 0 when `n` is 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n.max(1) as u64) as usize
     }
 
     /// Uniform in (0, 1).

@@ -30,22 +30,3 @@ pub fn model_file(name: &str) -> Option<PathBuf> {
     println!("skipped: no {}", path.display());
     None
 }
-
-/// A seeded generator (splitmix64), so that a failing mutation can be named by its number.
-pub struct Seeded(pub u64);
-
-impl Seeded {
-    /// The next 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which must not be 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-}

@@ -3,6 +3,7 @@
 use super::{BLOCK, BlockMeta, Class, Knobs, Layout, MatmulArgs, Store, Variant, X, quantize, variants};
 use crate::Error;
 use crate::cpu::isa::Isa;
+use crate::data::Rng;
 
 /// Rows, columns and tokens of the check: odd edges for every tile shape.
 const ROWS: usize = 37;
@@ -14,17 +15,11 @@ pub fn self_check(isa: Isa) -> Result<(), Error> {
     if !isa.is_supported() {
         return Err(Error::new(format!("self-check: this processor has no {isa}")));
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u32
-    };
-    let x: Vec<f32> = (0..TOKENS * COLS).map(|_| random() as i32 as f32 / 2f32.powi(30)).collect();
+    let mut rng = Rng::new(1);
+    let x: Vec<f32> = (0..TOKENS * COLS).map(|_| 2.0 * rng.unit()).collect();
     for record in &crate::quant::TYPES {
         let layout = Layout::of(record.weight, ROWS, COLS)?;
-        let mut source: Vec<u8> = (0..ROWS * layout.row_bytes()).map(|_| random() as u8).collect();
+        let mut source: Vec<u8> = (0..ROWS * layout.row_bytes()).map(|_| rng.bits() as u8).collect();
         if record.weight.is_float() {
             tame_floats(record.block_bytes, &mut source);
         }

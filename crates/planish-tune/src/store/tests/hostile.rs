@@ -5,24 +5,8 @@ use std::fs;
 use std::io::{BufReader, Read};
 
 use super::*;
+use crate::scripted::Rng;
 use crate::store::{frame, record, shard, transfer};
-
-/// A small deterministic generator (splitmix64), so that a failure names its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
 
 /// The text of a sealed shard with the choices for `rows`.
 fn shard_text(rows: impl IntoIterator<Item = i64>) -> Vec<u8> {
@@ -71,7 +55,7 @@ fn a_shard_cut_at_any_byte_loses_only_what_was_cut() {
 fn a_flipped_bit_loses_only_the_lines_it_touches() {
     let dir = tempfile::tempdir().unwrap();
     let text = shard_text(0..8);
-    let mut rng = Rng(7);
+    let mut rng = Rng::new(7);
     for round in 0..5000 {
         let (byte, bit) = (rng.below(text.len()), rng.below(8));
         let line = text[..byte].iter().filter(|b| **b == b'\n').count() as i64;
@@ -146,7 +130,7 @@ fn mutate(text: &[u8], rng: &mut Rng) -> Vec<u8> {
                 let part = out[at..end].to_vec();
                 out.splice(at..at, part);
             }
-            4 => out.insert(at, rng.next() as u8),
+            4 => out.insert(at, rng.bits() as u8),
             5 => _ = out.splice(at..end, *b"[[[[[[[[[[{\"a\":"),
             _ => {
                 let digit = (at..out.len()).find(|i| out[*i].is_ascii_digit()).unwrap_or(at);
@@ -188,12 +172,12 @@ fn twenty_thousand_mutations_of_shards_cost_only_records() {
     let (text, legal) = (shard_text(0..3), (0..3).collect::<BTreeSet<i64>>());
     let body = serde_json::to_vec(&choice(1)).unwrap();
     for seed in 0..6000 {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (rows, _) = read_text(&mutate(&text, &mut rng));
         assert!(rows.iter().all(|r| legal.contains(r)), "seed {seed}: {rows:?} were never written");
     }
     for seed in 0..14_000 {
-        let line = reframe(&mutate(&body, &mut Rng(seed)));
+        let line = reframe(&mutate(&body, &mut Rng::new(seed)));
         // A body that is no UTF-8 or holds a newline is refused by the frame; the others reach the parser.
         let read = frame::decode(&line[..line.len() - 1]).and_then(|f| frame::parse::<Choice>(&f));
         match read {
@@ -215,7 +199,7 @@ fn twenty_thousand_mutations_of_exports_and_locks_are_refused_by_name_or_read() 
     assert_eq!(parse_export(&export).unwrap().choices.len(), 3);
     assert_eq!(Frozen::parse(locked.as_bytes()).unwrap(), lock(0..3));
     for seed in 0..6000 {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let exports = [mutate(&export, &mut rng), under_header("planish_export", "records", &mutate(&lines, &mut rng))];
         for text in exports {
             match parse_export(&text) {
