@@ -214,6 +214,27 @@ impl<'a> Task<'a> {
     }
 }
 
+/// Evaluates an expression on pointers to the keys and values of one kv head, `E` being the type of their elements.
+macro_rules! of_head {
+    ($args:expr, $kv_head:expr, |$kv:ident: $element:ident| $work:expr) => {{
+        let ((k_len, v_len), layout) = ($args.head_lens(), &$args.cache.layout);
+        let (k_at, v_at) = (layout.k_block($kv_head, 0), layout.v_at($kv_head, 0));
+        match $args.cache.data {
+            KvData::F16 { k, v } => {
+                type $element = Half;
+                let $kv =
+                    (k.at(k_at, k_len).cast::<Half>().cast_const(), v.at(v_at, v_len).cast::<Half>().cast_const());
+                $work
+            }
+            KvData::F32 { k, v } => {
+                type $element = f32;
+                let $kv = (k.at(k_at, k_len).cast_const(), v.at(v_at, v_len).cast_const());
+                $work
+            }
+        }
+    }};
+}
+
 #[inline(always)]
 unsafe fn prefill_body<S: Simd>(_: S, args: &Attention, tasks: Range<usize>, scratch: &mut [f32]) {
     assert!(scratch.len() >= args.prefill_scratch(), "{} of {}", scratch.len(), args.prefill_scratch());
@@ -222,22 +243,8 @@ unsafe fn prefill_body<S: Simd>(_: S, args: &Attention, tasks: Range<usize>, scr
         let (kv_head, first) = (task / blocks, task % blocks * args.tiles.block_q);
         let queries = first..(first + args.tiles.block_q).min(args.queries);
         let task = Task::new(args, kv_head, first);
-        let (k_at, v_at) = (args.cache.layout.k_block(kv_head, 0), args.cache.layout.v_at(kv_head, 0));
-        let (k_len, v_len) = args.head_lens();
-        // SAFETY: `at` checks the head's keys and values; the caller keeps tasks apart; scratch is long enough.
-        unsafe {
-            match args.cache.data {
-                KvData::F16 { k, v } => {
-                    let kv =
-                        (k.at(k_at, k_len).cast::<Half>().cast_const(), v.at(v_at, v_len).cast::<Half>().cast_const());
-                    prefill_task::<S, Half>(&task, queries, kv, scratch);
-                }
-                KvData::F32 { k, v } => {
-                    let kv = (k.at(k_at, k_len).cast_const(), v.at(v_at, v_len).cast_const());
-                    prefill_task::<S, f32>(&task, queries, kv, scratch);
-                }
-            }
-        }
+        // SAFETY: the caller keeps tasks apart; scratch is long enough.
+        unsafe { of_head!(args, kv_head, |kv: E| prefill_task::<S, E>(&task, queries, kv, scratch)) };
     }
 }
 
@@ -314,22 +321,10 @@ unsafe fn decode_body<S: Simd>(
         let share = |s: usize| segments.start + segments.len() * s / splits;
         let mine = share(split)..share(split + 1);
         let task = Task::new(args, kv_head, 0);
-        let (k_at, v_at) = (args.cache.layout.k_block(kv_head, 0), args.cache.layout.v_at(kv_head, 0));
-        let (k_len, v_len) = args.head_lens();
-        // SAFETY: `at` checks the head's keys and values; the caller keeps tasks apart; scratch is long enough.
+        // SAFETY: the caller keeps tasks apart; scratch is long enough.
         unsafe {
-            match args.cache.data {
-                KvData::F16 { k, v } => {
-                    let kv =
-                        (k.at(k_at, k_len).cast::<Half>().cast_const(), v.at(v_at, v_len).cast::<Half>().cast_const());
-                    decode_segments::<S, Half>(&task, mine, kv, partials, scratch.as_mut_ptr());
-                }
-                KvData::F32 { k, v } => {
-                    let kv = (k.at(k_at, k_len).cast_const(), v.at(v_at, v_len).cast_const());
-                    decode_segments::<S, f32>(&task, mine, kv, partials, scratch.as_mut_ptr());
-                }
-            }
-        }
+            of_head!(args, kv_head, |kv: E| decode_segments::<S, E>(&task, mine, kv, partials, scratch.as_mut_ptr()))
+        };
     }
 }
 
