@@ -1,6 +1,7 @@
 //! What the outside world did to us: one message that names the thing and its numbers, and sometimes the next step.
 
 use std::fmt;
+use std::path::Path;
 
 /// An error of this crate: what failed, with its numbers, and the next step where one is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,11 @@ impl Error {
     /// This error with the next step to take.
     pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
         Error { hint: Some(hint.into()), ..self }
+    }
+
+    /// This error about something inside the file at `path`.
+    pub(crate) fn within(self, path: &Path) -> Self {
+        Error { message: format!("{}: {}", path.display(), self.message), ..self }
     }
 
     /// The next step to take, if one is known.

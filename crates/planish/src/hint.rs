@@ -26,11 +26,18 @@ impl StdError for Hinted {
 pub trait WithHint<T> {
     /// The same result, its error ending in `hint: {hint}` when printed.
     fn hint(self, hint: impl Into<String>) -> anyhow::Result<T>;
+    /// The same, but for an error that has a hint of its own.
+    fn or_hint(self, hint: impl Into<String>) -> anyhow::Result<T>;
 }
 
 impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
     fn hint(self, hint: impl Into<String>) -> anyhow::Result<T> {
         self.map_err(|e| anyhow::Error::new(Hinted { error: e.into(), hint: hint.into() }))
+    }
+
+    fn or_hint(self, hint: impl Into<String>) -> anyhow::Result<T> {
+        let failed = self.map_err(Into::into);
+        if failed.as_ref().is_err_and(|e| of(e).is_some()) { failed } else { failed.hint(hint) }
     }
 }
 
@@ -63,5 +70,9 @@ mod tests {
         assert_eq!(format!("{error:#}"), "pull: cannot copy: disk full");
         assert_eq!(of(&error).as_deref(), Some("free some space"));
         assert_eq!(of(&anyhow!("plain")), None);
+        let own: anyhow::Result<()> = Err(anyhow!("x")).hint("own");
+        assert_eq!(of(&own.or_hint("other").unwrap_err()).as_deref(), Some("own"));
+        let none: anyhow::Result<()> = Err(anyhow!("x"));
+        assert_eq!(of(&none.or_hint("other").unwrap_err()).as_deref(), Some("other"));
     }
 }

@@ -121,7 +121,10 @@ impl SourceArgs {
             return Ok(Mode::Off);
         }
         if let Some(lock) = &self.replay {
-            return Ok(Mode::Replay(Frozen::read(lock)?));
+            let frozen = Frozen::read(lock);
+            return Ok(Mode::Replay(
+                frozen.or_hint("--replay takes the path of a lock file; without it the store decides")?,
+            ));
         }
         let mut pins = BTreeMap::new();
         for (op, config) in &self.pin {

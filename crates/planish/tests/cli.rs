@@ -342,3 +342,52 @@ fn why_says_no_record_and_refuses_what_is_no_kernel() {
     check_refused(&sandbox.run(&["store", "why", "matvec", "rows=1"]), &["matvec", "rows=1"]);
     check_refused(&sandbox.run(&["store", "why", "matvec", "rows"]), &["rows", "name=value"]);
 }
+
+#[test]
+fn files_that_are_not_there_are_named_with_the_next_step() {
+    let sandbox = Sandbox::new();
+    sandbox.add_model();
+    let replay = |lock: &str, parts: &[&str]| {
+        for command in ["run", "chat", "bench"] {
+            check_refused(&sandbox.run(&[command, "mine.gguf", "--replay", lock]), parts);
+        }
+    };
+    replay("none.lock", &["none.lock", "--replay takes"]);
+    replay("home", &["home"]);
+    fs::write(sandbox.path().join("cut.lock"), "cut").unwrap();
+    replay("cut.lock", &["cut.lock: lock header", "--replay takes"]);
+    let verify = |more: &[&str], parts: &[&str]| {
+        check_refused(&sandbox.run(&[&["verify", "mine.gguf"], more].concat()), parts);
+    };
+    verify(&["--expected", "none.json"], &["cannot read none.json", "--expected takes"]);
+    fs::write(sandbox.path().join("bad.json"), "{}").unwrap();
+    verify(&["--expected", "bad.json"], &["bad.json: ", "--expected takes"]);
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens");
+    let expected = goldens.join("tiny_expected/llama-f32.json");
+    let dump = ["--expected", expected.to_str().unwrap(), "--dump", "mine.gguf"];
+    verify(&dump, &["cannot create mine.gguf/steps", "--dump takes"]);
+    check_refused(&sandbox.run(&["store", "import", "none.jsonl"]), &["none.jsonl", "store export"]);
+}
+
+#[test]
+fn a_bench_that_does_not_fit_names_what_does() {
+    let sandbox = Sandbox::new();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf");
+    let bench = |flags: &[&str]| sandbox.run(&[&["bench", model.to_str().unwrap(), "--runs", "1"], flags].concat());
+    let hint = |flags: &[&str]| -> String {
+        let output = bench(flags);
+        check_refused(&output, &["do", "not fit a context of"]);
+        String::from_utf8_lossy(&output.stderr).lines().last().unwrap().to_owned()
+    };
+    let told = hint(&["-p", "9999999", "-n", "4"]);
+    let n = told.strip_prefix("hint: use --prefill ").unwrap().split(' ').next().unwrap();
+    let output = bench(&["-p", n, "-n", "4", "--context", n, "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{told}: {}", String::from_utf8_lossy(&output.stderr));
+    let limit: u32 = n.parse().unwrap();
+    let over = (limit + 1).to_string();
+    assert!(hint(&["-p", &over, "-n", "4"]).starts_with(&format!("hint: use --prefill {limit} or less")));
+    assert!(hint(&["-p", "1", "-n", &over]).starts_with(&format!("hint: use --decode {limit} or less")));
+    let depth = hint(&["-p", "1", "-n", "4", "--depth", n]);
+    assert!(depth.starts_with(&format!("hint: use --depth {} or less", limit - 4)), "{depth}");
+    assert_eq!(hint(&["-p", "9", "-n", "4", "--context", "8"]), "hint: use --context 9, or fewer tokens");
+}

@@ -126,7 +126,7 @@ impl Frozen {
     /// Reads and checks the lock file at `path`.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read_bounded(path, LOCK_BYTES_MAX)?;
-        Frozen::parse(&text).map_err(|e| Error::new(format!("{}: {e}", path.display())))
+        Frozen::parse(&text).map_err(|e| e.within(path))
     }
 
     /// Writes the lock file at `path` at once; an empty set does not replace a file that holds something.

@@ -113,11 +113,7 @@ pub fn run(args: &BenchArgs, ui: Ui) -> Result<Outcome> {
 fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     let load_average = system::load_average();
     let session = Session::open(model, &args.session, ui)?;
-    let needed = args.prefill.max(args.depth.saturating_add(args.decode)) as usize;
-    if needed > session.options.context {
-        return Err(anyhow!("{needed} tokens do not fit a context of {}", session.options.context))
-            .hint(format!("use --context {needed}, or fewer tokens"));
-    }
+    let needed = needed(args, session.options.context, session.model.hyper.context)?;
     let mut decoder = session.decoder()?;
     let ids: Vec<u32> = (0..needed.max(1)).map(|i| token(i, session.model.hyper.vocab)).collect();
     decoder.feed(&ids[..1])?;
@@ -162,6 +158,37 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         digest: session.frozen(&decoder)?.digest().to_owned(),
         version: env!("CARGO_PKG_VERSION"),
     })
+}
+
+/// Positions that the runs take; refused with flags that fit where the cache has fewer.
+fn needed(args: &BenchArgs, context: usize, model: usize) -> Result<usize> {
+    let [prefill, decode, depth] = [args.prefill, args.decode, args.depth].map(|n| n as usize);
+    let needed = prefill.max(depth + decode);
+    if needed <= context {
+        return Ok(needed);
+    }
+    let what = if prefill == needed {
+        format!("a prefill of {prefill} tokens does")
+    } else {
+        format!("{decode} tokens decoded after {depth} do")
+    };
+    let refused = Err(anyhow!("{what} not fit a context of {context}; the model was made for {model}"));
+    if needed <= model {
+        return refused.hint(format!("use --context {needed}, or fewer tokens"));
+    }
+    let mut fits = Vec::new();
+    if prefill > model {
+        fits.push(format!("--prefill {model}"));
+    }
+    if depth + decode > model {
+        fits.push(match (model.checked_sub(decode), model.checked_sub(depth)) {
+            (Some(depth_max), _) if depth > 0 => format!("--depth {depth_max}"),
+            (_, Some(decode_max @ 1..)) => format!("--decode {decode_max}"),
+            _ => format!("--depth 0 and --decode {model}"),
+        });
+    }
+    let larger = if context < model { format!(" with --context {model}") } else { String::new() };
+    refused.hint(format!("use {} or less{larger}", fits.join(" and ")))
 }
 
 /// A token that differs from its neighbours, so that the embedding is read all over.

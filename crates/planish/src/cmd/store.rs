@@ -85,7 +85,10 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
         Verb::Show { op, shape } => show(&store, &Key::parse(op, shape)?, ui),
         Verb::Why(args) => why::run(&store, args, ui),
         Verb::Export { file, evidence } => export(&store, file, *evidence, ui),
-        Verb::Import { file } => added(store::import(&mut store, file)?, ui),
+        Verb::Import { file } => {
+            let imported = store::import(&mut store, file).or_hint("give a file that `planish store export` wrote");
+            added(imported?, ui)
+        }
         Verb::Merge { folder } => {
             must_be_folder(folder)?;
             added(store::merge(&mut store, folder)?, ui)

@@ -15,6 +15,9 @@ use crate::session::{Session, SessionArgs};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
 
+const EXPECTED_HINT: &str = "--expected takes a JSON file made as crates/planish-engine/tests/goldens/README.md says";
+const DUMP_HINT: &str = "--dump takes a folder that can be written; without it nothing is dumped";
+
 /// Compare a model's logits with expected ones, by prefill and step by step; exit 1 beyond tolerance
 #[derive(Args)]
 pub struct VerifyArgs {
@@ -48,7 +51,7 @@ pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
     let expected = read(&args.expected)?;
     if let Some(folder) = &args.dump {
         let steps = folder.join("steps");
-        fs::create_dir_all(&steps).with_context(|| format!("cannot create {}", steps.display()))?;
+        fs::create_dir_all(&steps).with_context(|| format!("cannot create {}", steps.display())).hint(DUMP_HINT)?;
     }
     let session = Session::open(&args.model, &args.session, ui)?;
     let all_logits = expected.prompts.iter().any(|p| p.probe_logits_all.is_some());
@@ -74,16 +77,16 @@ pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
 }
 
 fn read(path: &Path) -> Result<ExpectedFile> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let expected: ExpectedFile = serde_json::from_str(&text)
-        .map_err(|e| anyhow!("{}: {e}", path.display()))
-        .hint("crates/planish-engine/tests/goldens/README.md says how an expected file is made")?;
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display())).hint(EXPECTED_HINT)?;
+    let expected: ExpectedFile =
+        serde_json::from_str(&text).map_err(|e| anyhow!("{}: {e}", path.display())).hint(EXPECTED_HINT)?;
     if expected.prompts.is_empty() {
-        return Err(anyhow!("{} has no prompts", path.display()));
+        return Err(anyhow!("{} has no prompts", path.display())).hint(EXPECTED_HINT);
     }
     let file_name = |p: &Prompt| !p.name.is_empty() && !p.name.starts_with('.') && !p.name.contains(['/', '\\', '\0']);
     match expected.prompts.iter().find(|p| !file_name(p)) {
-        Some(p) => Err(anyhow!("{}: prompt name {:?} cannot name a file", path.display(), p.name)),
+        Some(p) => Err(anyhow!("{}: prompt name {:?} cannot name a file", path.display(), p.name)).hint(EXPECTED_HINT),
         None => Ok(expected),
     }
 }
@@ -91,7 +94,7 @@ fn read(path: &Path) -> Result<ExpectedFile> {
 fn write(folder: &Path, name: &str, dump: &verify::Dump) -> Result<()> {
     let path = folder.join(format!("{name}.json"));
     let text = serde_json::to_vec(dump).context("the dump cannot be written as JSON")?;
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display())).hint(DUMP_HINT)
 }
 
 fn line(model: &str, v: &Verdict) -> String {
