@@ -36,6 +36,25 @@ impl Choices for Defaults {
     }
 }
 
+/// The configurations of plans that were made for another context, so that a check need not allocate all of it.
+pub struct Replanned<'p>(pub [&'p [Entry]; 2]);
+
+impl Choices for Replanned<'_> {
+    fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        let at_any_context = |shape: &Shape| shape.clone().with("context", 0);
+        let wanted = at_any_context(shape);
+        let mut entries = self.0.iter().copied().flatten();
+        let planned = entries.find(|e| e.op.name == op.name && at_any_context(&e.shape) == wanted);
+        let Some(Entry { chosen, .. }) = planned else {
+            return Err(Error::request(format!("{} {shape} is in no plan", op.name)));
+        };
+        match space.violated(&chosen.config) {
+            None => Ok(Some(chosen.clone())),
+            Some(why) => Err(Error::request(format!("{} {shape}: {} is not legal: {why}", op.name, chosen.config))),
+        }
+    }
+}
+
 /// One line of the worklist: an op at a shape, how often a step uses it, and what it runs with.
 #[derive(Clone, Debug)]
 pub struct Entry {

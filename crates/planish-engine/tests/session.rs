@@ -13,7 +13,7 @@ use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::generate::{Flow, Settings, generate};
 use planish_engine::gguf::Gguf;
 use planish_engine::model::Model;
-use planish_engine::plan::{Choices, Chosen, Defaults};
+use planish_engine::plan::{Choices, Chosen, Defaults, Replanned};
 use planish_engine::weights::Weights;
 use planish_kernels::Op;
 use planish_kernels::cpu::isa::Isa;
@@ -207,6 +207,28 @@ impl Choices for Scrambled {
         }
         panic!("no legal configuration in a hundred");
     }
+}
+
+#[test]
+fn a_plan_runs_in_a_smaller_cache() {
+    let loaded = load("llama-q4_1", 2);
+    let ids = loaded.ids(40);
+    let choices = Scrambled { rng: RefCell::new(Rng::new(3)), changed: RefCell::new(0) };
+    let plans = {
+        let scrambled = loaded.decoder(CLASSES[1], 200, 16, &choices);
+        (scrambled.decode_plan, scrambled.prefill_plan)
+    };
+    let replanned = Replanned([&plans.0, &plans.1]);
+    let mut whole = loaded.decoder(CLASSES[1], 200, 16, &replanned);
+    let mut part = loaded.decoder(CLASSES[1], 40, 16, &replanned);
+    assert!(*choices.changed.borrow() > 0 && part.kv_bytes() * 4 <= whole.kv_bytes(), "{}", part.kv_bytes());
+    let configs = |d: &Decoder<'_>| -> Vec<String> {
+        d.decode_plan.iter().chain(&d.prefill_plan).map(|e| format!("{} {}", e.op.name, e.chosen.config)).collect()
+    };
+    assert_eq!(configs(&whole), configs(&part));
+    let logits = [&mut whole, &mut part].map(|d| bits(d.feed(&ids).expect("a step")));
+    assert!(logits[0] == logits[1], "another cache gave other bits");
+    assert!(part.feed(&ids[..1]).is_err(), "the cache is full");
 }
 
 #[test]

@@ -13,9 +13,9 @@ use clap::builder::PossibleValuesParser;
 use planish_device::cpu::bandwidth;
 use planish_device::{Backend, Cpu};
 use planish_engine::accept::{self, Effort};
-use planish_engine::decoder::Decoder;
+use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
-use planish_engine::plan::{Defaults, Entry};
+use planish_engine::plan::{Choices, Defaults, Entry, Replanned};
 use planish_engine::shapes;
 use planish_engine::text::Special;
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Work, worklist};
@@ -247,32 +247,33 @@ fn quarantine() -> Option<PathBuf> {
 
 /// Tuned against default, unless the store knows how that ends; choices that bring nothing go back to the defaults.
 fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Result<Option<EndToEnd>> {
-    let (report, items) = {
-        let mut tuned = session.decoder()?;
+    let (decode, prefill, digest) = {
+        let tuned = session.decoder()?;
         let digest = session.frozen(&tuned)?.digest().to_owned();
-        if !request.force
-            && let Some(report) = accept::known(&digest, &session.identities, &session.store)?
-        {
-            return Ok(Some(EndToEnd { report, known: true, put_back: 0 }));
-        }
-        let (hyper, weights) = (&session.model.hyper, &session.model.weights);
-        let mut default = Decoder::new(session.machine(), hyper, weights, session.options, &Defaults)?;
-        let configs = |d: &Decoder<'_>| -> Vec<_> {
-            d.decode_plan.iter().chain(&d.prefill_plan).map(|e| e.chosen.config.clone()).collect()
-        };
-        if configs(&tuned) == configs(&default) {
-            return Ok(None);
-        }
-        request.ui.note(&format!("end to end: tuned against default, about {:.0} s", budget.as_secs_f64()));
-        let context = session.options.context;
+        (tuned.decode_plan, tuned.prefill_plan, digest)
+    };
+    if !request.force
+        && let Some(report) = accept::known(&digest, &session.identities, &session.store)?
+    {
+        return Ok(Some(EndToEnd { report, known: true, put_back: 0 }));
+    }
+    let is_default = |e: &Entry| e.chosen.config == (e.op.space)(&e.shape, &session.machine()).default;
+    if decode.iter().chain(&prefill).all(is_default) {
+        return Ok(None);
+    }
+    request.ui.note(&format!("end to end: tuned against default, about {:.0} s", budget.as_secs_f64()));
+    let report = {
+        let Options { context, chunk, .. } = session.options;
         let tokens = Effort::default().tokens.min(context / 4);
-        let ids = ids(session, tokens + session.options.chunk.min(128).min(context - tokens))?;
-        let effort = Effort { tokens, budget, ..Effort::default() };
-        let Some(report) = accept::compare(&mut default, &mut tuned, &ids, &effort, interrupt::flag())? else {
-            return Ok(None);
+        let ids = ids(session, tokens + chunk.min(128).min(context - tokens))?;
+        // Two caches of the whole context could be most of the memory, and the check fills a few hundred positions.
+        let options = Options { context: ids.len().max(chunk).min(context), ..session.options };
+        let decoder = |choices: &dyn Choices| {
+            Decoder::new(session.machine(), &session.model.hyper, &session.model.weights, options, choices)
         };
-        let items = accept::refuted(&report, &tuned.decode_plan, &tuned.prefill_plan);
-        (report, items)
+        let (mut default, mut tuned) = (decoder(&Defaults)?, decoder(&Replanned([&decode, &prefill]))?);
+        let effort = Effort { tokens, budget, ..Effort::default() };
+        accept::compare(&mut default, &mut tuned, &ids, &effort, interrupt::flag())?
     };
     let machine = Machine { backend: &session.cpu, isa: session.isa };
     let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;
@@ -281,6 +282,8 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
     for warning in session.store.take_warnings() {
         request.ui.note(&format!("warning: {warning}"));
     }
+    let Some(report) = report else { return Ok(None) };
+    let items = accept::refuted(&report, &decode, &prefill);
     Ok(Some(EndToEnd { report, known: false, put_back }))
 }
 
