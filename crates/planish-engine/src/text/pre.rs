@@ -1,6 +1,5 @@
 //! Pre-tokenizers: where byte-level BPE cuts a text into words, as `tokenizer.ggml.pre` names it.
 
-use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
@@ -23,9 +22,8 @@ const QWEN2: &str = concat!(
 /// A rule as the files name it.
 struct Rule {
     names: &'static [&'static str],
-    pattern: &'static str,
-    /// Digits are cut off one by one before the pattern sees the text.
-    single_digits: bool,
+    /// Each cuts what the ones before it left.
+    patterns: &'static [&'static str],
     /// A word that is a token as a whole is taken without merging.
     whole_words: bool,
     /// A beginning-of-sequence token is added where the file does not say.
@@ -33,19 +31,14 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    Rule { names: &["gpt-2"], pattern: GPT2, single_digits: false, whole_words: false, adds_bos: false },
-    Rule { names: &["smollm"], pattern: GPT2, single_digits: true, whole_words: false, adds_bos: false },
+    Rule { names: &["gpt-2"], patterns: &[GPT2], whole_words: false, adds_bos: false },
+    Rule { names: &["smollm"], patterns: &[r"\p{N}", GPT2], whole_words: false, adds_bos: false },
+    Rule { names: &["llama-bpe", "llama3", "llama-v3"], patterns: &[LLAMA3], whole_words: true, adds_bos: true },
+    Rule { names: &["qwen2", "deepseek-r1-qwen"], patterns: &[QWEN2], whole_words: false, adds_bos: false },
+    // What converters write that know of no rule, and llama.cpp's for it: runs of punctuation, words, digits by threes.
     Rule {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        pattern: LLAMA3,
-        single_digits: false,
-        whole_words: true,
-        adds_bos: true,
-    },
-    Rule {
-        names: &["qwen2", "deepseek-r1-qwen"],
-        pattern: QWEN2,
-        single_digits: false,
+        names: &["default"],
+        patterns: &[r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}"],
         whole_words: false,
         adds_bos: false,
     },
@@ -53,8 +46,7 @@ const RULES: &[Rule] = &[
 
 /// A pre-tokenizer, ready to cut.
 pub(super) struct Pre {
-    digits: Option<Digits>,
-    split: Split,
+    splits: Vec<Split>,
     pub(super) whole_words: bool,
     pub(super) adds_bos: bool,
 }
@@ -68,26 +60,50 @@ impl Pre {
                 "pre-tokenizer {shown:?} (tokenizer.ggml.pre) is not supported; supported are {known}"
             )));
         };
-        let pattern = SplitPattern::Regex(rule.pattern.to_string());
-        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
-            .map_err(|e| Error::text(format!("the pattern of pre-tokenizer {name:?}: {e}")))?;
-        let digits = rule.single_digits.then(|| Digits::new(true));
-        Ok(Pre { digits, split, whole_words: rule.whole_words, adds_bos: rule.adds_bos })
+        let split = |pattern: &&str| {
+            Split::new(SplitPattern::Regex(pattern.to_string()), SplitDelimiterBehavior::Isolated, false)
+                .map_err(|e| Error::text(format!("the pattern of pre-tokenizer {name:?}: {e}")))
+        };
+        let splits = rule.patterns.iter().map(split).collect::<Result<_>>()?;
+        Ok(Pre { splits, whole_words: rule.whole_words, adds_bos: rule.adds_bos })
     }
 
     /// Gives `each` the words of `text`, in order; together they are the text.
     pub(super) fn words(&self, text: &str, mut each: impl FnMut(&str)) -> Result<()> {
         let mut pieces = PreTokenizedString::from(text);
-        let cut = |pieces: &mut PreTokenizedString| {
-            if let Some(digits) = &self.digits {
-                digits.pre_tokenize(pieces)?;
-            }
-            self.split.pre_tokenize(pieces)
-        };
-        cut(&mut pieces).map_err(|e| Error::text(format!("cut the text into words: {e}")))?;
+        for split in &self.splits {
+            split.pre_tokenize(&mut pieces).map_err(|e| Error::text(format!("cut the text into words: {e}")))?;
+        }
         for (word, _, _) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
             each(word);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, text: &str, wanted: &[&str]) {
+        let mut words = Vec::new();
+        Pre::named(name).expect("a rule").words(text, |w| words.push(w.to_owned())).expect("words");
+        assert_eq!(words, wanted, "{name}: {text:?}");
+    }
+
+    #[test]
+    fn rules_cut_as_they_say() {
+        let text = "It's 12345 <= x_1?  Yes";
+        check("gpt-2", text, &["It", "'s", " 12345", " <=", " x", "_", "1", "?", " ", " Yes"]);
+        check("smollm", text, &["It", "'s", " ", "1", "2", "3", "4", "5", " <=", " x", "_", "1", "?", " ", " Yes"]);
+        check("qwen2", text, &["It", "'s", " ", "1", "2", "3", "4", "5", " <=", " x", "_", "1", "?", " ", " Yes"]);
+        check("llama-bpe", text, &["It", "'s", " ", "123", "45", " <=", " x", "_", "1", "?", " ", " Yes"]);
+        check("default", text, &["It", "'", "s", " ", "123", "45", " ", "<=", " x", "_", "1", "?", " ", " Yes"]);
+        check(
+            "default",
+            "a\n\n1 ++b, \u{663}\u{664}",
+            &["a", "\n", "\n", "1", " ", "++", "b", ",", " ", "\u{663}\u{664}"],
+        );
     }
 }
