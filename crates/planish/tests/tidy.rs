@@ -8,6 +8,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use planish_kernels::ops::OPS;
+
 /// Which of our crates a crate may use: arrows point down only.
 const LAYERS: &[(&str, &[&str])] = &[
     ("planish-tune", &[]),
@@ -17,22 +19,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("planish", &["planish-tune", "planish-device", "planish-kernels", "planish-engine"]),
 ];
 
+/// What ops are also called; the names in the table of ops are taken from there.
+const OP_SYNONYMS: &[&str] = &["matmul", "rmsnorm", "swiglu", "geglu", "embedding", "softmax", "cross_entropy", "lora"];
+
 /// Words that would tie the tuner or the device to an op.
-const OP_NAMES: &[&str] = &[
-    "matvec",
-    "matmul",
-    "gemm",
-    "rms_norm",
-    "rmsnorm",
-    "rope",
-    "attention",
-    "swiglu",
-    "geglu",
-    "embedding",
-    "softmax",
-    "cross_entropy",
-    "lora",
-];
+fn op_names() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|op| op.name).chain(OP_SYNONYMS.iter().copied())
+}
 
 /// Words that would tie the kernels to a model.
 const MODEL_NAMES: &[&str] = &["llama", "qwen", "gemma", "smollm", "mistral", "phi3"];
@@ -43,7 +36,6 @@ const NOT_MODELS: &[&str] = &["llama.cpp", "llama3"];
 /// Folders and files where the target may be asked for, and `unsafe` may stand.
 /// An op's folder holds the entry points of its kernels, which are `unsafe fn` by the device's contract.
 const MACHINE_CODE: &[&str] =
-    ("crates/planish-engine/tests/allocations.rs", "an allocator that counts is unsafe to implement"),
     &["crates/planish-device/src/", "crates/planish-kernels/src/cpu/", "crates/planish-kernels/src/ops/"];
 
 /// Further files with `unsafe` or `cfg` of the target, each with its reason.
@@ -51,6 +43,7 @@ const MACHINE_CODE_EXCEPTIONS: &[(&str, &str)] = &[
     ("crates/planish/src/interrupt.rs", "the signal handler for Ctrl-C"),
     ("crates/planish-kernels/src/step.rs", "parameter blocks and arguments of native calls"),
     ("crates/planish-engine/src/gguf/map.rs", "the one mapping of a model file"),
+    ("crates/planish-engine/tests/allocations.rs", "an allocator that counts is unsafe to implement"),
 ];
 
 /// Library files that use a standard stream, each with its reason.
@@ -181,7 +174,7 @@ fn tuner_and_device_know_no_op_and_no_model() {
             return Vec::new();
         }
         on_lines(text, |line| {
-            let name = OP_NAMES.iter().find(|n| has_word(line, n)).or_else(|| model_name(line))?;
+            let name = op_names().find(|n| has_word(line, n)).or_else(|| model_name(line).copied())?;
             Some(format!("`{name}` names an op or a model"))
         })
     });
