@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{OpSubject, Spec};
 use planish_tune::contain::{Deadlines, Quarantine, Remote, Setup};
@@ -34,8 +35,8 @@ pub struct Work {
 pub struct Ceilings {
     /// Measured read bandwidth, GB/s.
     pub read_gb_s: f64,
-    /// Rough arithmetic rate, GFLOP/s; only weighs prefill against decode.
-    pub gflop_s: f64,
+    /// Arithmetic rates.
+    pub peak: Peak,
 }
 
 /// The items of the plans that have something to tune, heaviest first; decode and prefill weigh alike.
@@ -44,8 +45,8 @@ pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
     for plan in plans {
         let time = |e: &Entry| {
             let bytes = (e.cost.read_bytes + e.cost.write_bytes) as f64 / ceilings.read_gb_s;
-            let flops = e.cost.flops as f64 / ceilings.gflop_s;
-            f64::from(e.uses) * bytes.max(flops)
+            let arithmetic = e.cost.arithmetic_ns(ceilings.peak.f32_gflop_s, ceilings.peak.int8_gop_s);
+            f64::from(e.uses) * bytes.max(arithmetic)
         };
         let total: f64 = plan.iter().map(time).sum();
         for e in plan.iter().filter(|e| e.tuned) {
@@ -174,6 +175,7 @@ fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
         shape: work.shape.clone(),
         rotate_bytes: setting.rotate_bytes,
         read_gb_s: setting.ceilings.map(|c| c.read_gb_s),
+        peak: setting.ceilings.map(|c| c.peak),
         seed: 1,
     }
 }

@@ -114,12 +114,21 @@ impl Attrs {
 /// What one execution must do at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Additions and multiplications.
+    /// Additions and multiplications in f32.
     pub flops: u64,
+    /// Additions and multiplications of bytes.
+    pub int8_ops: u64,
     /// Bytes that must be read.
     pub read_bytes: u64,
     /// Bytes that must be written.
     pub write_bytes: u64,
+}
+
+impl Cost {
+    /// Nanoseconds that the arithmetic takes at these rates, in 1e9 operations a second; the two kinds may overlap.
+    pub fn arithmetic_ns(&self, f32_gflop_s: f64, int8_gop_s: f64) -> f64 {
+        (self.flops as f64 / f32_gflop_s).max(self.int8_ops as f64 / int8_gop_s)
+    }
 }
 
 /// The machine a call is turned into launches for.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use planish_device::{Buffer, Error, Init, Sequence, Slice};
 use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject};
 
+use crate::cpu::peak::Peak;
 use crate::gate::{self, Case};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 
@@ -23,6 +24,8 @@ pub struct Spec {
     pub rotate_bytes: u64,
     /// Measured read bandwidth in GB/s for the roofline, when known.
     pub read_gb_s: Option<f64>,
+    /// Measured arithmetic ceilings for the roofline, when known.
+    pub peak: Option<Peak>,
     /// Seed of all inputs.
     pub seed: u64,
 }
@@ -131,7 +134,7 @@ impl<'a> OpSubject<'a> {
     /// Launches of the op in one timed sequence.
     fn executions(&self) -> usize {
         let cost = self.cost();
-        let wanted = (SAMPLE_BYTES / cost.read_bytes.max(1)).min(SAMPLE_FLOPS / cost.flops.max(1));
+        let wanted = (SAMPLE_BYTES / cost.read_bytes.max(1)).min(SAMPLE_FLOPS / (cost.flops + cost.int8_ops).max(1));
         wanted.clamp(*LAUNCHES.start(), *LAUNCHES.end()) as usize
     }
 }
@@ -209,9 +212,11 @@ impl Subject for OpSubject<'_> {
     }
 
     fn floor(&self, _point: Point) -> Option<Duration> {
-        if self.spec.rotate_bytes == 0 {
-            return None;
-        }
-        self.spec.read_gb_s.map(|gb_s| Duration::from_secs_f64(self.cost().read_bytes as f64 / (gb_s * 1e9)))
+        let (spec, cost) = (&self.spec, self.cost());
+        // Without rotation weights come from a cache, faster than memory gives them.
+        let read = spec.read_gb_s.filter(|_| spec.rotate_bytes > 0).map(|gb_s| cost.read_bytes as f64 / gb_s);
+        let arithmetic = spec.peak.map(|p| cost.arithmetic_ns(p.f32_gflop_s, p.int8_gop_s));
+        let ns = read.into_iter().chain(arithmetic).reduce(f64::max)?;
+        Some(Duration::from_secs_f64(ns * 1e-9))
     }
 }

@@ -2,11 +2,12 @@
 
 use planish_device::cpu::{Cpu, CpuOptions};
 use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Shape};
 use planish_kernels::ops::{self, OPS};
 use planish_kernels::quant::TYPES;
 use planish_kernels::subject::{OpSubject, Spec};
-use planish_tune::{Config, Rejection, Space, Subject};
+use planish_tune::{Config, Point, Rejection, Space, Subject};
 
 fn cpu() -> Cpu {
     Cpu::new(CpuOptions { threads: Some(2) }).expect("a CPU backend")
@@ -28,7 +29,7 @@ fn corners(space: &Space) -> Vec<Config> {
 
 #[track_caller]
 fn check(machine: Machine<'_>, op: &str, shape: Shape) {
-    let spec = Spec { op: op.to_owned(), shape, rotate_bytes: 0, read_gb_s: None, seed: 7 };
+    let spec = Spec { op: op.to_owned(), shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 7 };
     let named = format!("{op} {} on {}", spec.shape, machine.isa);
     let mut subject = OpSubject::new(spec, machine).unwrap_or_else(|e| panic!("{named}: {e}"));
     for config in corners(&subject.space().clone()) {
@@ -111,4 +112,27 @@ fn a_shape_is_read_as_it_is_written() {
     for bad in ["cols", "cols=", "=1", "cols=1,", "cols=1,cols=2"] {
         assert!(bad.parse::<Shape>().is_err(), "{bad:?}");
     }
+}
+
+#[test]
+fn the_floor_is_the_higher_of_reading_and_arithmetic() {
+    let cpu = Cpu::new(CpuOptions { threads: Some(1) }).expect("a thread");
+    let machine = Machine { backend: &cpu, isa: Isa::Portable };
+    let peak = Some(Peak { f32_gflop_s: 10.0, int8_gop_s: 40.0, threads: 1 });
+    let floor_ns = |op: &str, shape: &str, rotate_bytes: u64, read_gb_s: Option<f64>, peak: Option<Peak>| {
+        let shape = shape.parse().expect("a shape");
+        let spec = Spec { op: op.to_owned(), shape, rotate_bytes, read_gb_s, peak, seed: 1 };
+        OpSubject::new(spec, machine).expect("a subject").floor(Point(0)).map(|d| d.as_nanos())
+    };
+    let int8 = "act=int8,batch=100,cols=320,rows=1000,type=q8_0";
+    // 64 million operations on bytes at 40 a nanosecond; a third of a megabyte at 10 bytes a nanosecond.
+    assert_eq!(floor_ns("gemm", int8, 1, Some(10.0), peak), Some(1_600_000));
+    assert_eq!(floor_ns("gemm", &int8.replace("int8", "f32"), 1, Some(10.0), peak), Some(6_400_000));
+    assert_eq!(floor_ns("gemm", int8, 1, Some(10.0), None), Some(34_000));
+    assert_eq!(floor_ns("matvec", &int8.replace("batch=100", "batch=1"), 1, Some(10.0), peak), Some(34_000));
+    assert_eq!(floor_ns("gemm", int8, 0, Some(10.0), peak), Some(1_600_000));
+    assert_eq!(floor_ns("gemm", int8, 0, Some(10.0), None), None);
+    // Two multiply-adds for each of 8 heads, 64 elements and 136 pairs of a query and a key that it sees.
+    let attention = "batch=16,context=16,forms=f32,head_dim=64,heads=8,kv=f16,kv_heads=2";
+    assert_eq!(floor_ns("attention", attention, 0, None, peak), Some((4 * 8 * 64 * 136 + 5) / 10));
 }

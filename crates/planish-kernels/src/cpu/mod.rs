@@ -8,6 +8,7 @@ pub mod isa;
 pub mod kv;
 pub mod matmul;
 pub mod norm;
+pub mod peak;
 pub mod rope;
 pub mod sample;
 pub mod simd;

@@ -167,6 +167,7 @@ fn cost(shape: &Shape) -> Cost {
     let pairs = n * keys - n * (n - 1) / 2;
     Cost {
         flops: (4 * dim * heads * pairs) as u64,
+        int8_ops: 0,
         read_bytes: (2 * kv_heads * dim * keys * element + 4 * n * heads * dim) as u64,
         write_bytes: (4 * n * heads * dim) as u64,
     }

@@ -23,7 +23,12 @@ pub static EMBED: Op = Op {
     cost: |s| {
         let row = layout(s).map_or(0, |l| l.row_bytes()) as u64;
         let n = s.size("batch") as u64;
-        Cost { flops: n * s.size("cols") as u64, read_bytes: n * row, write_bytes: 4 * n * s.size("cols") as u64 }
+        Cost {
+            flops: n * s.size("cols") as u64,
+            int8_ops: 0,
+            read_bytes: n * row,
+            write_bytes: 4 * n * s.size("cols") as u64,
+        }
     },
     cases: |s| vec![s.clone().with("rows", 37).with("batch", 3), s.clone().with("rows", 1).with("batch", 1)],
     problem,

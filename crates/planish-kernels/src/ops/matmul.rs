@@ -182,7 +182,9 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
 fn cost(shape: &Shape) -> Cost {
     let (rows, cols, batch) = (shape.size("rows") as u64, shape.size("cols") as u64, shape.size("batch") as u64);
     let bytes = sizes(shape).map_or(0, |s| s.layout.packed_bytes()) as u64;
-    Cost { flops: 2 * rows * cols * batch, read_bytes: bytes, write_bytes: 4 * rows * batch }
+    let ops = 2 * rows * cols * batch;
+    let (flops, int8_ops) = if shape.name("act") == "int8" { (0, ops) } else { (ops, 0) };
+    Cost { flops, int8_ops, read_bytes: bytes, write_bytes: 4 * rows * batch }
 }
 
 /// Elements of the largest matrix that the gate checks in f64.

@@ -81,7 +81,7 @@ pub fn add_call(weight: &Slice, eps: f32, batch: usize, [y, x]: [&Slice; 2], ste
 
 fn cost(shape: &Shape) -> Cost {
     let n = (shape.size("batch") * shape.size("cols")) as u64;
-    Cost { flops: 4 * n, read_bytes: 4 * n, write_bytes: 4 * n }
+    Cost { flops: 4 * n, int8_ops: 0, read_bytes: 4 * n, write_bytes: 4 * n }
 }
 
 #[derive(Clone, Copy)]

@@ -26,7 +26,7 @@ pub static ROPE: Op = Op {
     space: |_, _| Space::fixed(Config::new()),
     cost: |s| {
         let row = (s.size("heads") + 2 * s.size("kv_heads")) * s.size("head_dim") * s.size("batch");
-        Cost { flops: 3 * row as u64, read_bytes: 4 * row as u64, write_bytes: 4 * row as u64 }
+        Cost { flops: 3 * row as u64, int8_ops: 0, read_bytes: 4 * row as u64, write_bytes: 4 * row as u64 }
     },
     cases: |s| vec![s.clone().with("batch", 3).with("context", 32), s.clone().with("batch", 1).with("context", 17)],
     problem,

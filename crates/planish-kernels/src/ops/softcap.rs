@@ -20,7 +20,7 @@ pub static SOFTCAP: Op = Op {
     space: |_, _| Space::fixed(Config::new()),
     cost: |s| {
         let n = (s.size("batch") * s.size("cols")) as u64;
-        Cost { flops: 6 * n, read_bytes: 4 * n, write_bytes: 4 * n }
+        Cost { flops: 6 * n, int8_ops: 0, read_bytes: 4 * n, write_bytes: 4 * n }
     },
     cases: |s| vec![s.clone().with("batch", 2), s.clone().with("cols", 37).with("batch", 1)],
     problem,

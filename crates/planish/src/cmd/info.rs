@@ -6,6 +6,9 @@ use clap::Args;
 use planish_device::cpu::bandwidth::{self, Bandwidth};
 use planish_device::cpu::topology::Topology;
 use planish_device::{Cpu, system};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::peak::{self, Peak};
+use planish_kernels::op::Machine;
 use serde::Serialize;
 
 use super::Threads;
@@ -31,6 +34,9 @@ struct Info<'a> {
     read_gb_s: Bandwidth,
     read_gb_s_1_thread: Bandwidth,
     copy_gb_s: Bandwidth,
+    isa: &'static str,
+    peak: Peak,
+    peak_1_thread: Peak,
     launch_ns: f64,
     submission_ns: f64,
     tier: &'static str,
@@ -50,8 +56,9 @@ fn tier(gb_s: f64) -> &'static str {
 /// Measures within the budget and prints the report.
 pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
     let cpu = args.threads.cpu()?;
-    let part = Duration::from_secs_f64(args.budget / 5.0);
+    let part = Duration::from_secs_f64(args.budget / 7.0);
     let threads = cpu.threads();
+    let machine = Machine { backend: &cpu, isa: Isa::detect() };
     let spinner = ui.spinner("measuring memory and launches");
     let read_gb_s = bandwidth::read_gb_s(&cpu, threads, part)?;
     interrupt::check()?;
@@ -64,6 +71,9 @@ pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
         read_gb_s,
         read_gb_s_1_thread,
         copy_gb_s: bandwidth::copy_gb_s(&cpu, threads, part)?,
+        isa: machine.isa.name(),
+        peak: peak::measure(&machine, threads, part)?,
+        peak_1_thread: peak::measure(&machine, 1, part)?,
         launch_ns: bandwidth::barrier_ns(&cpu, threads, part)?,
         submission_ns: bandwidth::null_ns(&cpu, part)?,
         governor: system::governor(),
@@ -93,6 +103,8 @@ fn text(info: &Info, cpu: &Cpu) -> String {
         ("read", gb_s(&info.read_gb_s)),
         ("", gb_s(&info.read_gb_s_1_thread)),
         ("copy", gb_s(&info.copy_gb_s)),
+        ("arithmetic", rates(&info.peak)),
+        ("", rates(&info.peak_1_thread)),
         ("launch", format!("{} each, {} a submission", report::time(info.launch_ns), report::time(info.submission_ns))),
         ("tier", format!("{}, by read bandwidth", info.tier)),
         ("load", load),
@@ -102,9 +114,16 @@ fn text(info: &Info, cpu: &Cpu) -> String {
     report::pairs(&rows)
 }
 
+fn counted(n: u32) -> String {
+    if n == 1 { "1 thread".into() } else { format!("{n} threads") }
+}
+
+fn rates(p: &Peak) -> String {
+    format!("{:.0} GFLOP/s in f32, {:.0} GOP/s in int8, {}", p.f32_gflop_s, p.int8_gop_s, counted(p.threads))
+}
+
 fn gb_s(b: &Bandwidth) -> String {
-    let threads = if b.threads == 1 { "1 thread".into() } else { format!("{} threads", b.threads) };
-    format!("{:.1} GB/s median, {:.1} best of {} passes, {threads}", b.median, b.best, b.samples)
+    format!("{:.1} GB/s median, {:.1} best of {} passes, {}", b.median, b.best, b.samples, counted(b.threads))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use planish_engine::shapes;
 use planish_engine::text::Special;
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Work, worklist};
 use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::peak::{self, Peak};
 use planish_kernels::op::Machine;
 use planish_tune::store::{Mode, Store};
 use planish_tune::{Policy, WallClock};
@@ -40,8 +41,10 @@ const TEXT: &str = "A plane takes thin shavings off a board until it is flat. Se
 const ACCEPT_MOST: Duration = Duration::from_secs(12);
 /// Time in which read bandwidth is measured.
 const CEILING_TIME: Duration = Duration::from_millis(400);
-/// Floating-point operations a nanosecond and thread, roughly; weighs arithmetic against reading.
-const GFLOP_S_PER_THREAD: f64 = 60.0;
+/// Time in which arithmetic rates are measured.
+const PEAK_TIME: Duration = Duration::from_millis(100);
+/// 1e9 operations a second and thread where nothing is measured; only weighs items against each other.
+const GOP_S_PER_THREAD_NOMINAL: f64 = 60.0;
 /// Read bandwidth where nothing is measured, GB/s; only weighs items against each other.
 const READ_GB_S_NOMINAL: f64 = 15.0;
 
@@ -103,13 +106,16 @@ impl Ground<'_> {
         Machine { backend: self.cpu, isa: self.isa }
     }
 
-    fn works(&self, read_gb_s: f64) -> Vec<Work> {
-        works(self.cpu, [&self.decode, &self.prefill], read_gb_s)
+    fn works(&self, ceilings: Ceilings) -> Vec<Work> {
+        worklist(&[&self.decode, &self.prefill], ceilings)
     }
 }
 
-fn works(cpu: &Cpu, plans: [&[Entry]; 2], read_gb_s: f64) -> Vec<Work> {
-    worklist(&plans, Ceilings { read_gb_s, gflop_s: GFLOP_S_PER_THREAD * f64::from(cpu.threads()) })
+/// Ceilings of an ordinary machine, where nothing is to be measured.
+fn nominal(cpu: &Cpu) -> Ceilings {
+    let gop_s = GOP_S_PER_THREAD_NOMINAL * f64::from(cpu.threads());
+    let peak = Peak { f32_gflop_s: gop_s, int8_gop_s: gop_s, threads: cpu.threads() };
+    Ceilings { read_gb_s: READ_GB_S_NOMINAL, peak }
 }
 
 /// Tunes, checks the whole model, and prints what it bought.
@@ -130,7 +136,7 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
             let ground = Ground { cpu: &cpu, isa, identities: &identities, decode, prefill, model_bytes };
             if args.list {
                 let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
-                return bought::list(&works(&cpu, plans, READ_GB_S_NOMINAL), plans, ui);
+                return bought::list(&worklist(&plans, nominal(&cpu)), plans, ui);
             }
             tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"))
         }
@@ -139,7 +145,7 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
             if args.list {
                 let (decode, prefill) = plans(&session)?;
                 let plans: [&[Entry]; 2] = [&decode, &prefill];
-                return bought::list(&works(&session.cpu, plans, READ_GB_S_NOMINAL), plans, ui);
+                return bought::list(&worklist(&plans, nominal(&session.cpu)), plans, ui);
             }
             tune_model(&mut session, &request)?
         }
@@ -189,7 +195,7 @@ fn tune_model(session: &mut Session, request: &Request) -> Result<Bought> {
 fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store: &mut Store) -> Result<Bought> {
     let start = Instant::now();
     let machine = ground.machine();
-    let nominal = ground.works(READ_GB_S_NOMINAL);
+    let nominal = ground.works(nominal(ground.cpu));
     let known = |store: &Store| -> Option<Vec<Done>> {
         let one = |w: &Work| {
             let choice = tuning::known(w, machine, ground.identities, store)?;
@@ -206,9 +212,10 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
     let read = bandwidth::read_gb_s(ground.cpu, ground.cpu.threads(), CEILING_TIME)?;
-    let ceilings = Ceilings { read_gb_s: read.best, gflop_s: GFLOP_S_PER_THREAD * f64::from(ground.cpu.threads()) };
-    progress.roof(&read);
-    let works = ground.works(read.best);
+    let peak = peak::measure(&machine, ground.cpu.threads(), PEAK_TIME)?;
+    let ceilings = Ceilings { read_gb_s: read.best, peak };
+    progress.roof(&ceilings);
+    let works = ground.works(ceilings);
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let (threads, isa) = (ground.cpu.threads(), ground.isa);
     let worker = || {
@@ -275,6 +282,8 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
         let effort = Effort { tokens, budget, ..Effort::default() };
         accept::compare(&mut default, &mut tuned, &ids, &effort, interrupt::flag())?
     };
+    let Some(report) = report else { return Ok(None) };
+    let items = accept::refuted(&report, &decode, &prefill);
     let machine = Machine { backend: &session.cpu, isa: session.isa };
     let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;
     let digest = session.frozen(&session.decoder()?)?.digest().to_owned();
@@ -282,8 +291,6 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
     for warning in session.store.take_warnings() {
         request.ui.note(&format!("warning: {warning}"));
     }
-    let Some(report) = report else { return Ok(None) };
-    let items = accept::refuted(&report, &decode, &prefill);
     Ok(Some(EndToEnd { report, known: false, put_back }))
 }
 

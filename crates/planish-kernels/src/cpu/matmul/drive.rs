@@ -5,6 +5,7 @@ use super::body::{TileAt, f32_tile, int8_tile};
 use super::dense::{Float, dense_tile};
 use super::formats::Format;
 use super::lanes::{Lanes, PortableLanes};
+use super::rate::{self, Operands};
 use std::ops::Range;
 
 /// Lanes whose tiles are compiled with their instruction set switched on.
@@ -15,6 +16,7 @@ pub(crate) trait Machine: Lanes {
     unsafe fn int8<F: Format, const TOKENS: usize, const GROUPS: usize>(args: &MatmulArgs, at: TileAt);
     unsafe fn f32<F: Format, const TOKENS: usize, const GROUPS: usize>(args: &MatmulArgs, at: TileAt);
     unsafe fn dense<E: Float, const TOKENS: usize, const ROWS: usize>(args: &MatmulArgs, at: TileAt, groups: usize);
+    unsafe fn dots<const TOKENS: usize>(operands: &Operands, rounds: usize) -> i32;
 }
 
 /// Implements [`Machine`]: each tile becomes a function of its own with the features enabled.
@@ -51,6 +53,15 @@ macro_rules! machine {
                 }
                 // SAFETY: the contract of `Machine`.
                 unsafe { run::<E, TOKENS, ROWS>(args, at, groups) }
+            }
+            unsafe fn dots<const TOKENS: usize>(operands: &Operands, rounds: usize) -> i32 {
+                $(#[target_feature(enable = $features)])?
+                unsafe fn run<const T: usize>(operands: &Operands, rounds: usize) -> i32 {
+                    // SAFETY: the contract of `Machine`.
+                    unsafe { rate::rounds::<$lanes, T>(operands, rounds) }
+                }
+                // SAFETY: the contract of `Machine`.
+                unsafe { run::<TOKENS>(operands, rounds) }
             }
         }
     };

@@ -16,6 +16,7 @@ mod lanes;
 mod layout;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+pub(crate) mod rate;
 mod table;
 #[cfg(test)]
 mod tests;

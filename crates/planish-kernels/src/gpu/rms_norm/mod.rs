@@ -27,7 +27,7 @@ pub static OP: GpuOp = GpuOp {
         },
         cost: |s| {
             let n = (s.size("rows") * s.size("cols")) as u64;
-            Cost { flops: 4 * n, read_bytes: n * io(s).bytes(), write_bytes: n * io(s).bytes() }
+            Cost { flops: 4 * n, int8_ops: 0, read_bytes: n * io(s).bytes(), write_bytes: n * io(s).bytes() }
         },
         cases: |s| vec![s.clone().with("rows", 3), s.clone().with("rows", 1)],
         problem,

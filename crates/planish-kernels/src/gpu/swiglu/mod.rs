@@ -23,7 +23,7 @@ pub static OP: GpuOp = GpuOp {
         space,
         cost: |s| {
             let n = s.size("n") as u64;
-            Cost { flops: 5 * n, read_bytes: 2 * n * io(s).bytes(), write_bytes: n * io(s).bytes() }
+            Cost { flops: 5 * n, int8_ops: 0, read_bytes: 2 * n * io(s).bytes(), write_bytes: n * io(s).bytes() }
         },
         cases: |s| vec![s.clone().with("n", 4097), s.clone().with("n", 1)],
         problem,

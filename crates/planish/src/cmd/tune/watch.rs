@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use planish_device::cpu::bandwidth::Bandwidth;
-use planish_engine::tuning::{Done, Fate, Watch, Work};
+use planish_engine::tuning::{Ceilings, Done, Fate, Watch, Work};
+use planish_kernels::cpu::peak::Peak;
 use planish_tune::Event;
 
 use super::bought::short;
@@ -31,11 +31,13 @@ impl Progress {
         Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what }
     }
 
-    /// Says the ceiling that times are held against.
-    pub fn roof(&self, read: &Bandwidth) {
+    /// Says the ceilings that times are held against.
+    pub fn roof(&self, ceilings: &Ceilings) {
         if self.lines {
-            let (best, threads) = (read.best, read.threads);
-            self.say(&format!("memory is read at {best:.1} GB/s by {threads} threads; times are held against that"));
+            let Ceilings { read_gb_s, peak: Peak { f32_gflop_s, int8_gop_s, threads } } = ceilings;
+            let rates =
+                format!("{read_gb_s:.1} GB/s read, {f32_gflop_s:.0} GFLOP/s in f32, {int8_gop_s:.0} GOP/s in int8");
+            self.say(&format!("{threads} threads reach {rates}; times are held against that"));
         }
     }
 
