@@ -182,16 +182,21 @@ pub(crate) unsafe fn f32_tile<S: Lanes, F: Format, const TOKENS: usize, const GR
                 for g in 0..GROUPS {
                     let (head, tile) = (head.add(g * group), tile.add(g * group));
                     let scale = [scales::<S, F>(head, tile, 0), scales::<S, F>(head, tile, c.subs - 1)];
+                    // One running sum over a whole row gathers rounding errors of one sign.
+                    let mut part = [S::zero_f(); TOKENS];
                     unroll8!(J => {
                         let quad = codes::<S, F>(tile, J);
                         for b in 0..4 {
                             let w = weight::<S, F>(quad, b, scale[J / 4]);
                             for t in 0..TOKENS {
                                 let x = S::splat_f(*x.add(t * cols + 4 * J + b));
-                                acc[t][g] = S::fma(w, x, acc[t][g]);
+                                part[t] = S::fma(w, x, part[t]);
                             }
                         }
                     });
+                    for t in 0..TOKENS {
+                        acc[t][g] = S::add(acc[t][g], part[t]);
+                    }
                 }
                 (x, tile) = (x.add(32), tile.add(c.tile_bytes()));
             }

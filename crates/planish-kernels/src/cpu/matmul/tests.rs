@@ -195,6 +195,25 @@ fn check(weight: WeightType, class: Class, rows: usize, cols: usize, tokens: usi
     assert!(first.is_some(), "{weight} has no kernel");
 }
 
+/// One chain a row had the wrong mean in a real model (docs/lab/0001): the order of the sums is part of the class.
+#[test]
+fn f32_sums_are_kept_by_tile_of_32_columns() {
+    for record in TYPES.iter().filter(|r| !r.weight.is_float()) {
+        let cols = 3 * record.block_elements.max(64);
+        let problem = Problem::new(record.weight, 9, cols, 2, &SCALES);
+        let by_tile = |x: &[f32], w: &[f64]| {
+            let tile = |(x, w): (&[f32], &[f64])| x.iter().zip(w).fold(0f32, |s, (x, w)| (*w as f32).mul_add(*x, s));
+            x.chunks(32).zip(w.chunks(32)).map(tile).fold(0f32, |sum, part| sum + part)
+        };
+        let rows = |x| problem.weights.chunks_exact(cols).map(move |w| by_tile(x, w).to_bits());
+        let want: Vec<u32> = problem.x.chunks_exact(cols).flat_map(rows).collect();
+        for variant in runnable(record.weight, Class::F32) {
+            let bits: Vec<u32> = problem.outputs(variant).iter().map(|y| y.to_bits()).collect();
+            assert!(bits == want, "{}: {cols} columns are not added by tile", variant.name());
+        }
+    }
+}
+
 #[test]
 fn every_kernel_is_right_and_all_of_a_class_agree_bit_for_bit() {
     for record in &TYPES {
