@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod dialect;
 pub mod error;
 pub mod fake;
 pub mod host;

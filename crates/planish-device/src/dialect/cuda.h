@@ -1,0 +1,139 @@
+// The dialect on CUDA, for NVRTC alone: no header of the toolkit is needed. From sm_80 on.
+// GROUP_THREADS, the threads of a group, comes from outside and bounds the registers of a thread.
+typedef unsigned int uint; typedef unsigned short ushort; typedef unsigned char uchar; typedef signed char schar;
+
+#define INLINE static __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+
+struct __align__(2) half {
+    ushort u; half() = default;
+    __device__ __forceinline__ explicit half(float f) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(u) : "f"(f)); }
+    __device__ __forceinline__ explicit operator float() const { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(u)); return f; }
+};
+struct __align__(2) bfloat {
+    ushort u; bfloat() = default;
+    __device__ __forceinline__ explicit bfloat(float f) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(u) : "f"(f)); }
+    __device__ __forceinline__ explicit operator float() const { return __uint_as_float((uint)u << 16); }
+};
+struct __align__(8) half4 { half x, y, z, w; };
+struct __align__(8) bfloat4 { bfloat x, y, z, w; };
+// float2, float4, uint2, uint4 and their make_ functions are the compiler's own.
+INLINE float4 to_float4(float4 v) { return v; }
+INLINE float4 to_float4(half4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }
+INLINE float4 to_float4(bfloat4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }
+INLINE float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+INLINE float4 operator-(float4 a, float4 b) { return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w); }
+INLINE float4 operator*(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+INLINE float4 operator*(float4 a, float b) { return make_float4(a.x * b, a.y * b, a.z * b, a.w * b); }
+INLINE float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+
+// abs, ceil, cos, exp, exp2, floor, fma, isinf, isnan, log, log2, max, min, pow, rint, rsqrt, sin, sqrt and tanh of float
+// are the compiler's own, and accurate: no fast mathematics.
+INLINE float clamp(float x, float lo, float hi) { return fminf(fmaxf(x, lo), hi); }
+INLINE float as_float(uint u) { return __uint_as_float(u); }
+INLINE uint as_uint(float f) { return __float_as_uint(f); }
+INLINE uint popcount(uint x) { return __popc(x); }
+INLINE uint mul_hi(uint a, uint b) { return __umulhi(a, b); }
+INLINE int dot4(int a, int b, int c) { int r; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+#define INF (as_float(0x7f800000u))
+
+// Declarations. Arguments bind by position.
+#ifndef GROUP_THREADS
+#define GROUP_THREADS 1024
+#endif
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(GROUP_THREADS) name(__VA_ARGS__)
+#define KERNEL_GRID(name, ...) KERNEL(name, __VA_ARGS__)          // launched cooperatively: all groups are resident
+#define IN(T, n, i) const T* __restrict__ n
+#define OUT(T, n, i) T* __restrict__ n
+#define INOUT(T, n, i) T* __restrict__ n
+#define ATOMIC(T, n, i) T* n
+#define PARAMS(T, n, i) const __grid_constant__ T n
+#define DPTR(T) T*
+#define TPTR(T) T*
+#define APTR(T) T*
+#define LREF(T) T&
+#define LPTR(T) T*
+#define DCAST(T, p) ((T*)(p))
+#define SHARED(T, n, N) __shared__ __align__(16) T n[N]
+#define SPEC_U32(n, i) constexpr uint n = SPEC_##n;
+#define SPEC_BOOL(n, i) constexpr bool n = SPEC_##n;
+#define CONST_TABLE(T, n, N) static __device__ const T n[N]
+
+// Where a thread is.
+#define MAX_SIMD 32
+#define TG_X (blockIdx.x)
+#define TG_COUNT (gridDim.x)
+#define TID (threadIdx.x)
+#define LANE (threadIdx.x & 31u)
+#define SIMD (threadIdx.x >> 5)
+#define TG_BARRIER() __syncthreads()
+#define SIMD_BARRIER() __syncwarp()
+
+// Atomics on device memory, relaxed.
+template <class T> INLINE T atomic_add(T* a, uint i, T v) { return atomicAdd(a + i, v); }
+INLINE uint atomic_max(uint* a, uint i, uint v) { return atomicMax(a + i, v); }
+template <class T> INLINE T atomic_load(T* a, uint i) { return *(volatile T*)(a + i); }
+template <class T> INLINE void atomic_store(T* a, uint i, T v) { *(volatile T*)(a + i) = v; }
+
+// A round adds 2^31 in all, so the top bit of the counter's first word turns when the last group comes, for ever:
+// whoever launches first makes its other bits zero, and nobody sets it back.
+INLINE void grid_barrier(uint* counter) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        const uint old = atomicAdd(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        while (((old ^ *(volatile uint*)counter) & 0x80000000u) == 0) {}
+        __threadfence();
+    }
+    __syncthreads();
+}
+#define GRID_BARRIER(counter) grid_barrier(counter)
+
+// Reductions and shuffles over the 32 lanes; the order of a float sum is the butterfly's.
+#define ALL_LANES 0xffffffffu
+template <class T> INLINE T simd_shuffle(T v, uint l) { return __shfl_sync(ALL_LANES, v, l); }
+template <class T> INLINE T simd_shuffle_xor(T v, uint m) { return __shfl_xor_sync(ALL_LANES, v, m); }
+template <class T> INLINE T simd_shuffle_up(T v, uint d) { return __shfl_up_sync(ALL_LANES, v, d); }
+INLINE float simd_sum(float v) { UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(ALL_LANES, v, m); return v; }
+INLINE float simd_max(float v) { UNROLL for (int m = 16; m; m >>= 1) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, m)); return v; }
+INLINE float simd_min(float v) { UNROLL for (int m = 16; m; m >>= 1) v = fminf(v, __shfl_xor_sync(ALL_LANES, v, m)); return v; }
+INLINE uint simd_sum(uint v) { return __reduce_add_sync(ALL_LANES, v); }
+INLINE uint simd_max(uint v) { return __reduce_max_sync(ALL_LANES, v); }
+INLINE uint simd_min(uint v) { return __reduce_min_sync(ALL_LANES, v); }
+INLINE int simd_sum(int v) { return __reduce_add_sync(ALL_LANES, v); }
+INLINE int simd_max(int v) { return __reduce_max_sync(ALL_LANES, v); }
+INLINE int simd_min(int v) { return __reduce_min_sync(ALL_LANES, v); }
+
+// 16x16 tiles of the matrix unit, as two m16n8k16 products side by side: lane l has rows l / 4 and l / 4 + 8, and
+// columns 2 (l % 4) and the next. Two elements are loaded as one word: addresses and strides are even.
+struct mm_acc { float v[8]; };
+struct mm_a { uint v[4]; bool wide; };         // wide: bfloat; known at compile time wherever a tile is loaded in sight
+struct mm_b { uint v[4]; bool wide; };         // of the transposed right operand
+INLINE void mm_zero(mm_acc& c) { UNROLL for (int i = 0; i < 8; ++i) c.v[i] = 0.0f; }
+INLINE bool mm_wide(const half*) { return false; }
+INLINE bool mm_wide(const bfloat*) { return true; }
+template <class T> INLINE uint mm_pair(const T* p) { return *(const uint*)p; }
+template <class T> INLINE void mm_load_a(mm_a& a, const T* p, uint s) {
+    const T* q = p + (LANE >> 2) * s + (LANE & 3) * 2;
+    a.v[0] = mm_pair(q); a.v[1] = mm_pair(q + 8 * s); a.v[2] = mm_pair(q + 8); a.v[3] = mm_pair(q + 8 * s + 8);
+    a.wide = mm_wide(p);
+}
+template <class T> INLINE void mm_load_bt(mm_b& b, const T* p, uint s) {
+    const T* q = p + (LANE >> 2) * s + (LANE & 3) * 2;
+    b.v[0] = mm_pair(q); b.v[1] = mm_pair(q + 8); b.v[2] = mm_pair(q + 8 * s); b.v[3] = mm_pair(q + 8 * s + 8);
+    b.wide = mm_wide(p);
+}
+#define MM_MAC(type, h) \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(c.v[4 * h]), "+f"(c.v[4 * h + 1]), "+f"(c.v[4 * h + 2]), "+f"(c.v[4 * h + 3]) \
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[2 * h]), "r"(b.v[2 * h + 1]))
+INLINE void mm_mac(mm_acc& c, const mm_a& a, const mm_b& b) {
+    if (a.wide) { MM_MAC("bf16", 0); MM_MAC("bf16", 1); } else { MM_MAC("f16", 0); MM_MAC("f16", 1); }
+}
+INLINE void mm_store(const mm_acc& c, float* p, uint s) {
+    float* q = p + (LANE >> 2) * s + (LANE & 3) * 2;
+    UNROLL for (int h = 0; h < 2; ++h) {
+        q[8 * h] = c.v[4 * h]; q[8 * h + 1] = c.v[4 * h + 1];
+        q[8 * s + 8 * h] = c.v[4 * h + 2]; q[8 * s + 8 * h + 1] = c.v[4 * h + 3];
+    }
+}
