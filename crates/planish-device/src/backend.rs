@@ -125,6 +125,8 @@ pub enum Source {
         text: String,
         /// `SPEC_*` and `SHAPE_*` constants by name.
         constants: BTreeMap<String, i64>,
+        /// Threads of the groups it will be launched with: a compiler gives a thread as many registers as these leave.
+        threads: u32,
     },
 }
 

@@ -10,6 +10,7 @@ pub mod error;
 pub mod fake;
 pub mod host;
 pub mod memory;
+pub mod recorder;
 pub mod system;
 
 pub use backend::{
@@ -20,3 +21,4 @@ pub use error::{Error, ErrorKind};
 pub use fake::Fake;
 pub use host::{Host, HostOptions};
 pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};
+pub use recorder::Recorder;

@@ -104,7 +104,12 @@ fn memory_and_builds_fail_when_told() {
     fake.alloc(40, Init::Zero).expect("within the limit");
     let error = fake.load(&Source::Native { name: "bad", run: increment }).err().expect("does not build");
     assert_eq!(error.kind(), ErrorKind::Build);
-    let text = |name: &str| Source::Text { name: name.into(), text: String::new(), constants: Default::default() };
+    let text = |name: &str| Source::Text {
+        name: name.into(),
+        text: String::new(),
+        constants: Default::default(),
+        threads: 32,
+    };
     assert_eq!(fake.load(&text("t")).err().expect("unknown text").kind(), ErrorKind::Build);
     fake.rescript(|s| s.texts.extend([("t".to_string(), increment as planish_device::Native)]));
     fake.load(&text("t")).expect("known text");

@@ -261,7 +261,7 @@ impl Backend for Host {
     }
 
     fn load(&self, source: &Source) -> Result<Program, Error> {
-        let Source::Text { name, text, constants } = source else {
+        let Source::Text { name, text, constants, .. } = source else {
             return Err(Error::new(ErrorKind::Build, "the host executor runs kernel text, not native programs"));
         };
         let mut shapes = BTreeMap::new();

@@ -4,6 +4,7 @@
 //! precision) and the kernel text.
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
+pub mod record;
 pub mod text;
 pub mod tier;
 

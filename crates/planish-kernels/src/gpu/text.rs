@@ -61,17 +61,18 @@ impl KernelLaunch<'_> {
                 key.ok_or_else(|| Rejection::Compile(format!("constant {name} does not reach {}", self.entry)))?;
             constants.insert(key, value);
         }
-        let source = Source::Text { name: self.entry.to_owned(), text: self.text.whole(), constants };
-        let program = machine.backend.load(&source).map_err(|e| Rejection::Compile(e.to_string()))?;
         let count = |what: &str, n: usize| {
             u32::try_from(n).map_err(|_| Rejection::Constraint(format!("{}: {n} {what}", self.entry)))
         };
+        let threads = count("threads", self.threads)?;
+        let source = Source::Text { name: self.entry.to_owned(), text: self.text.whole(), constants, threads };
+        let program = machine.backend.load(&source).map_err(|e| Rejection::Compile(e.to_string()))?;
         Ok(Launch {
             program,
             args,
             params: Params::words(&self.params),
             tasks: count("groups", self.groups)?,
-            threads: count("threads", self.threads)?,
+            threads,
             scratch_bytes: count("shared bytes", self.shared_bytes)?,
             overlap: false,
         })
