@@ -1,0 +1,3 @@
+//! NVIDIA cards through the driver, and their run-time compiler; both are found at run time or not at all.
+
+pub mod nvrtc;

@@ -1,0 +1,170 @@
+//! Every op of the dialect compiles for NVIDIA cards, old and new, with no spilled register in a default configuration.
+//!
+//! NVRTC needs no card: where its library is found, this runs; the table on standard output is what the assembler says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use planish_device::cuda::nvrtc::{Nvrtc, Resources};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::gpu::record::{self, Recorded};
+use planish_kernels::gpu::{self, GpuOp, tier};
+use planish_kernels::op::Machine;
+
+/// The oldest architecture that the dialect names, and one whose own instructions need the `a`.
+const ARCHS: [&str; 2] = ["sm_80", "sm_90a"];
+/// Configurations off the default that are compiled for an op; each is a compilation for each architecture.
+const CORNERS: usize = 4;
+
+/// Past the test harness's capture, for the table of tiers.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A program to compile and the entry points that are launched from it.
+struct Job {
+    op: &'static str,
+    launch: Recorded,
+    entries: BTreeSet<String>,
+    default: bool,
+}
+
+/// The distinct programs of `op`: the default configuration at every shape, then a few corners of its space.
+fn jobs(op: &'static GpuOp) -> Vec<Job> {
+    let card = record::card();
+    let machine = Machine { backend: &card, isa: Isa::Portable };
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut add = |launch: Recorded, default: bool| {
+        let same = |j: &&mut Job| {
+            let l = &j.launch;
+            l.text == launch.text && l.constants == launch.constants && l.threads == launch.threads
+        };
+        match jobs.iter_mut().find(same) {
+            Some(job) => {
+                job.entries.insert(launch.entry.clone());
+                job.default |= default;
+            }
+            None => {
+                let entries = BTreeSet::from([launch.entry.clone()]);
+                jobs.push(Job { op: op.op.name, launch, entries, default });
+            }
+        }
+    };
+    let mut corners = Vec::new();
+    for shape in op.shapes() {
+        let configs = tier::corners(&op.text, &(op.op.space)(&shape, &machine), tier::Depth::Corners);
+        for (i, config) in configs.iter().enumerate() {
+            let launches = record::launches(op, &shape, config, &card);
+            let launches = launches.unwrap_or_else(|e| panic!("{} at {shape}, {config}: {e}", op.op.name));
+            match i {
+                0 => launches.into_iter().for_each(|l| add(l, true)),
+                _ => corners.push(launches),
+            }
+        }
+    }
+    // Spread over all shapes and parameters.
+    let step = corners.len().div_ceil(CORNERS).max(1);
+    corners.into_iter().step_by(step).flatten().for_each(|l| add(l, false));
+    jobs
+}
+
+/// What all compilations of an entry point came to.
+#[derive(Default)]
+struct Row {
+    default: Resources,
+    most: Resources,
+    programs: usize,
+}
+
+fn worst(of: &mut Resources, with: &Resources) {
+    of.registers = of.registers.max(with.registers);
+    of.shared_bytes = of.shared_bytes.max(with.shared_bytes);
+    of.spill_bytes = of.spill_bytes.max(with.spill_bytes);
+    of.stack_bytes = of.stack_bytes.max(with.stack_bytes);
+}
+
+type Rows = BTreeMap<(&'static str, String, &'static str), Row>;
+
+fn compile(nvrtc: &Nvrtc, job: &Job, arch: &'static str, rows: &Mutex<Rows>) -> Vec<String> {
+    let at = format!("{} {} {:?} x{}", job.op, job.launch.entry, job.launch.constants, job.launch.threads);
+    let cubin = match nvrtc.compile(arch, &job.launch.source()) {
+        Ok(cubin) => cubin,
+        Err(e) => return vec![format!("{at} for {arch}: {e}")],
+    };
+    let mut failures = Vec::new();
+    for entry in &job.entries {
+        let Some(kernel) = cubin.kernel(entry) else {
+            failures.push(format!("{at}: there is no kernel {entry}"));
+            continue;
+        };
+        let mut rows = rows.lock().expect("no thread panicked");
+        let row = rows.entry((job.op, entry.clone(), arch)).or_default();
+        row.programs += 1;
+        worst(&mut row.most, kernel);
+        if job.default {
+            worst(&mut row.default, kernel);
+            if kernel.spill_bytes > 0 {
+                failures.push(format!("{at} for {arch}: {entry} spills {} bytes by default", kernel.spill_bytes));
+            }
+        }
+    }
+    failures
+}
+
+fn table(rows: &Rows) {
+    println!(
+        "{:28} {:32} {:7} {:>8} {:>13} {:>15} {:>12} {:>12}",
+        "op", "entry", "arch", "programs", "registers", "shared bytes", "spills", "stack"
+    );
+    println!("{:78} {:>13} {:>15} {:>12} {:>12}", "", "default most", "default most", "default most", "default most");
+    for ((op, entry, arch), row) in rows {
+        let (d, m) = (&row.default, &row.most);
+        let pair = |a: u32, b: u32| format!("{a} {b}");
+        println!(
+            "{op:28} {entry:32} {arch:7} {:8} {:>13} {:>15} {:>12} {:>12}",
+            row.programs,
+            pair(d.registers, m.registers),
+            pair(d.shared_bytes, m.shared_bytes),
+            pair(d.spill_bytes, m.spill_bytes),
+            pair(d.stack_bytes, m.stack_bytes)
+        );
+    }
+}
+
+#[test]
+fn every_op_compiles_for_every_architecture() {
+    let nvrtc = match Nvrtc::find(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("nvrtc")) {
+        Ok(nvrtc) => nvrtc,
+        Err(e) => return tell(&format!("tier: NVRTC compile: skipped: {e}")),
+    };
+    let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
+    let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
+    assert!(!ops.is_empty(), "no op is called {wanted}");
+    let jobs: Vec<Job> = ops.iter().flat_map(|op| jobs(op)).collect();
+    let (next, failures, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Rows::new()));
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(i / ARCHS.len()) else { return };
+            let found = compile(&nvrtc, job, ARCHS[i % ARCHS.len()], &rows);
+            failures.lock().expect("no thread panicked").extend(found);
+        }
+    };
+    let start = std::time::Instant::now();
+    std::thread::scope(|s| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from).min(8) {
+            s.spawn(work);
+        }
+    });
+    table(&rows.into_inner().expect("no thread panicked"));
+    let failures = failures.into_inner().expect("no thread panicked");
+    assert!(failures.is_empty(), "{} refused:\n{}", failures.len(), failures.join("\n"));
+    let ((major, minor), seconds) = (nvrtc.version(), start.elapsed().as_secs_f64());
+    let (ops, programs, archs) = (ops.len(), jobs.len(), ARCHS.join(" and "));
+    tell(&format!(
+        "tier: NVRTC compile: ran: {ops} ops, {programs} programs for {archs} by NVRTC {major}.{minor} in {seconds:.0} s"
+    ));
+}
