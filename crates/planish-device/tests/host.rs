@@ -32,7 +32,8 @@ struct Run<'a> {
 impl Run<'_> {
     fn on(&self, host: &Host) -> Result<Vec<Vec<u8>>, Error> {
         let constants: BTreeMap<String, i64> = self.constants.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
-        let source = Source::Text { name: "k".into(), text: format!("#line 1 \"k.k\"\n{}", self.text), constants };
+        let text = format!("#line 1 \"k.k\"\n{}", self.text);
+        let source = Source::Text { name: "k".into(), text, constants, threads: self.threads };
         let args: Vec<Slice> =
             self.bytes.iter().map(|n| host.alloc(*n, Init::Zero).map(|b| b.all())).collect::<Result<_, _>>()?;
         let launch = Launch {

@@ -53,11 +53,10 @@ impl Backend for Planted<'_> {
     }
     fn load(&self, source: &Source) -> Result<Program, Error> {
         match (source, self.edit) {
-            (Source::Text { name, text, constants }, Edit::Text(from, to)) => {
+            (Source::Text { name, text, constants, threads }, Edit::Text(from, to)) => {
                 assert!(text.contains(from), "{name} has no {from:?}");
-                let source =
-                    Source::Text { name: name.clone(), text: text.replace(from, to), constants: constants.clone() };
-                self.host.load(&source)
+                let (name, text) = (name.clone(), text.replace(from, to));
+                self.host.load(&Source::Text { name, text, constants: constants.clone(), threads: *threads })
             }
             _ => self.host.load(source),
         }
