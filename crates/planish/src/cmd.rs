@@ -10,6 +10,7 @@ pub mod sampling;
 pub mod store;
 pub mod tune;
 pub mod verify;
+pub mod verify_kernels;
 pub mod worker;
 
 use clap::Args;

@@ -37,6 +37,11 @@ impl Home {
         env::var_os("PLANISH_STORE").filter(|v| !v.is_empty()).map_or_else(|| self.0.join("store"), PathBuf::from)
     }
 
+    /// Folder of kernels compiled for the host executor.
+    pub fn host(&self) -> PathBuf {
+        self.0.join("host")
+    }
+
     /// Folder of model files.
     pub fn models(&self) -> PathBuf {
         self.0.join("models")

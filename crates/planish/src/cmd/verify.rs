@@ -18,14 +18,17 @@ use crate::{Outcome, interrupt, report};
 const EXPECTED_HINT: &str = "--expected takes a JSON file made as crates/planish-engine/tests/goldens/README.md says";
 const DUMP_HINT: &str = "--dump takes a folder that can be written; without it nothing is dumped";
 
-/// Compare a model's logits with expected ones, by prefill and step by step; exit 1 beyond tolerance
+/// Compare a model's logits with expected ones, or (--device) GPU kernels with references; exit 1 beyond tolerance
 #[derive(Args)]
 pub struct VerifyArgs {
     /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
-    model: String,
+    #[arg(required_unless_present = "device")]
+    model: Option<String>,
     /// File of prompts, the logits they must give, and how far each arithmetic may deviate
-    #[arg(long, value_name = "FILE")]
-    expected: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "device")]
+    expected: Option<PathBuf>,
+    #[command(flatten)]
+    kernels: super::verify_kernels::KernelArgs,
     /// Folder that gets one dump a prompt, PROMPT.json by prefill; those fed step by step go into its folder steps
     #[arg(long, value_name = "FOLDER")]
     dump: Option<PathBuf>,
@@ -48,12 +51,17 @@ fn mode(options: &Options) -> &'static str {
 
 /// Feeds every prompt both ways, prints a line for each and judges.
 pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
-    let expected = read(&args.expected)?;
+    let (model, path) = match (args.kernels.device, &args.model, &args.expected) {
+        (Some(device), ..) => return super::verify_kernels::run(device, &args.kernels, ui),
+        (None, Some(model), Some(path)) => (model, path),
+        _ => return Err(anyhow!("verify needs a model and --expected")).hint(EXPECTED_HINT),
+    };
+    let expected = read(path)?;
     if let Some(folder) = &args.dump {
         let steps = folder.join("steps");
         fs::create_dir_all(&steps).with_context(|| format!("cannot create {}", steps.display())).hint(DUMP_HINT)?;
     }
-    let session = Session::open(&args.model, &args.session, ui)?;
+    let session = Session::open(model, &args.session, ui)?;
     let all_logits = expected.prompts.iter().any(|p| p.probe_logits_all.is_some());
     let mut decoder = session.decoder_with(Options { all_logits, ..session.options })?;
     let mode = mode(&session.options);
@@ -72,6 +80,10 @@ pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
             }
             verdicts.push(verdict);
         }
+    }
+    if args.not_worse_than_llama && verify::not_worse_than_llama(&verdicts).is_none() {
+        return Err(anyhow!("{} has no deviation of llama.cpp to compare with", path.display()))
+            .hint("run without --not-worse-than-llama");
     }
     conclude(args, mode, &expected, &verdicts, ui)
 }
@@ -112,10 +124,6 @@ fn line(model: &str, v: &Verdict) -> String {
 fn conclude(args: &VerifyArgs, mode: &str, expected: &ExpectedFile, verdicts: &[Verdict], ui: Ui) -> Result<Outcome> {
     let failed = verdicts.iter().filter(|v| !v.reasons.is_empty()).count();
     let llama = verify::not_worse_than_llama(verdicts);
-    if args.not_worse_than_llama && llama.is_none() {
-        return Err(anyhow!("{} has no deviation of llama.cpp to compare with", args.expected.display()))
-            .hint("run without --not-worse-than-llama");
-    }
     let worse = args.not_worse_than_llama && llama.is_some_and(|(_, holds)| !holds);
     if ui.json {
         report::print_json(&json!({
