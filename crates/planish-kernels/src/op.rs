@@ -285,6 +285,22 @@ impl Expected {
         expected
     }
 
+    /// Sums of products, each with the sum of its terms' magnitudes: order alone moves a sum by some roundings of that.
+    ///
+    /// Allowed are twice the error of plain f32 arithmetic and 1e-6 of the magnitudes, never above 1e-5 of them, and the
+    /// rounding to `dtype`.
+    pub fn sums(dtype: Dtype, y64: Vec<f64>, y32: &[f32], magnitudes: &[f64]) -> Self {
+        assert!(y64.len() == y32.len() && y64.len() == magnitudes.len(), "one plain value and magnitude for each sum");
+        let unit = dtype.tolerance().0;
+        let tiny = if dtype == Dtype::F16 { f64::exp2(-25.0) } else { 1e-30 };
+        let bound = |(w, (p, m)): (&f64, (&f32, &f64))| {
+            let sum = (2.0 * (f64::from(*p) - w).abs() + 1e-6 * m).min(1e-5 * m);
+            sum + unit * (w.abs() + sum) + tiny
+        };
+        let bounds = y64.iter().zip(y32.iter().zip(magnitudes)).map(bound).collect();
+        Expected { dtype, values: y64, bounds, untouched: 0 }
+    }
+
     /// Outputs that must be equal to `values`.
     pub fn exact(dtype: Dtype, values: Vec<f64>) -> Self {
         Expected { dtype, bounds: vec![0.0; values.len()], values, untouched: 0 }

@@ -5,6 +5,8 @@
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
 pub mod record;
+mod linear;
+mod teams;
 pub mod text;
 pub mod tier;
 
@@ -41,6 +43,7 @@ macro_rules! gpu_ops {
 gpu_ops! {
     swiglu,
     rms_norm,
+    matvec,
 }
 
 /// The op called `name`.

@@ -301,7 +301,7 @@ unsafe fn run(call: &Call<'_>) {
 }
 
 /// Block metadata as it lies in memory.
-fn block_bytes(meta: &[BlockMeta]) -> Vec<u8> {
+pub(crate) fn block_bytes(meta: &[BlockMeta]) -> Vec<u8> {
     let one = |m: &BlockMeta| {
         let mut bytes = Vec::with_capacity(16);
         bytes.extend([m.d, m.scaled_sum, m.sum].iter().flat_map(|v| v.to_le_bytes()));
