@@ -4,11 +4,12 @@
 //! precision) and the kernel text.
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
-pub mod record;
 mod linear;
+pub mod record;
 mod teams;
 pub mod text;
 pub mod tier;
+pub mod tiles;
 
 use crate::op::{Machine, Op, Shape};
 use text::Text;
@@ -44,6 +45,7 @@ gpu_ops! {
     swiglu,
     rms_norm,
     matvec,
+    gemm,
 }
 
 /// The op called `name`.

@@ -1,6 +1,7 @@
 //! Every op of the dialect passes its gate on the host executor, plainly and under the sanitizers.
 
 mod page;
+mod walk;
 
 use std::io::Write;
 use std::path::PathBuf;

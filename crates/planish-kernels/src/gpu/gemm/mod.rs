@@ -1,0 +1,124 @@
+//! `gemm`: C = α A Bᵀ + β C; bound by arithmetic, or by memory where a side is short.
+
+pub(super) mod reference;
+
+use planish_device::Launch;
+use planish_tune::{Config, Rejection};
+
+use crate::data::{self, Rng};
+use crate::gpu::GpuOp;
+use crate::gpu::text::{IO, KernelLaunch, Text};
+use crate::gpu::tiles::{self, Product, TILE, WALK};
+use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use reference::Gemm;
+
+/// Arguments: A `[m][k]`, B `[n][k]`, C `[m][n]`, all of the shape's type; attributes `alpha` and `beta`.
+///
+/// With `beta` zero, C is written only.
+pub static OP: GpuOp = GpuOp {
+    op: Op {
+        name: "gemm",
+        about: "C = alpha A B^T + beta C; bound by arithmetic, or by memory where a side is short",
+        check,
+        space: |s, machine| tiles::space(product(s), machine),
+        cost: |s| {
+            let (m, n, k, bytes) = (s.size("m") as u64, s.size("n") as u64, s.size("k") as u64, product(s).io.bytes());
+            Cost {
+                flops: 2 * m * n * k,
+                read_bytes: bytes * k * (m + n),
+                write_bytes: bytes * m * n,
+                ..Cost::default()
+            }
+        },
+        cases,
+        problem,
+        steps,
+        rotated: &[0, 1, 2],
+    },
+    text: Text(&[IO, TILE, WALK, ("gemm.k", include_str!("gemm.k"))]),
+    shapes: &[
+        "m=1,n=1,k=1,type=f32",
+        "m=7,n=65,k=31,type=f32",
+        "m=300,n=37,k=12,type=f32",
+        "m=64,n=128,k=64,type=f32",
+        "m=128,n=64,k=32,type=f16",
+        "m=65,n=33,k=99,type=f16",
+        "m=2,n=257,k=40,type=bf16",
+        "m=64,n=64,k=64,type=bf16",
+        "m=5,n=3,k=0,type=f32",
+    ],
+};
+
+fn product(shape: &Shape) -> Product {
+    let io = Dtype::float(shape.name("type")).expect("shape was checked");
+    let matrix_unit = io != Dtype::F32;
+    Product { m: shape.size("m"), n: shape.size("n"), k: shape.size("k"), io, matrix_unit }
+}
+
+fn check(shape: &Shape) -> Result<(), String> {
+    shape.check(&["m", "n", "k"], &["type"])?;
+    Dtype::float(shape.name("type")).ok_or_else(|| format!("{shape}: type is f32, f16 or bf16"))?;
+    let [m, n, k] = ["m", "n", "k"].map(|n| shape.size(n));
+    // Kernels count elements in 32 bits.
+    match [m * n, m * k, n * k].iter().max() {
+        Some(most) if *most <= u32::MAX as usize && m > 0 && n > 0 => Ok(()),
+        _ => Err(format!("{shape}: outputs are empty, or a matrix has 2^32 elements")),
+    }
+}
+
+/// The shape itself (smaller where it is large, with the same rests by the tiles), one row, and tails everywhere.
+fn cases(shape: &Shape) -> Vec<Shape> {
+    let gated = |name: &str, most: usize| {
+        let n = shape.size(name);
+        (if n <= most { n } else { most - 128 + n % 128 }) as i64
+    };
+    let with = |m: i64, n: i64, k: i64| shape.clone().with("m", m).with("n", n).with("k", k);
+    vec![with(gated("m", 384), gated("n", 384), gated("k", 2048)), with(1, 130, 31), with(67, 33, 65)]
+}
+
+fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
+    let product = product(&call.shape);
+    let spread = tiles::spread(config, &product)?;
+    let float = |name: &str| (call.attrs.get(name) as f32).to_bits();
+    let launch = KernelLaunch {
+        text: &OP.text,
+        entry: "gemm",
+        constants: spread.constants,
+        params: vec![product.m as u32, product.n as u32, product.k as u32, float("alpha"), float("beta")],
+        groups: spread.groups,
+        threads: spread.threads,
+        shared_bytes: 0,
+    };
+    Ok(vec![launch.on(machine, call.args.clone())?])
+}
+
+fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
+    let p = product(shape);
+    let mut rng = Rng::new(seed);
+    let mut a = data::floats(&mut rng, p.m * p.k, fill);
+    let mut b = data::floats(&mut rng, p.n * p.k, Fill::Random);
+    let mut c = data::floats(&mut rng, p.m * p.n, Fill::Random);
+    let [bytes_a, bytes_b, bytes_c] = [&mut a, &mut b, &mut c].map(|v| data::rounded(v, p.io));
+    // Extreme products update C, others must not look at it; alpha keeps f16 in range.
+    let (alpha, beta) = if fill == Fill::Extreme { (-0.125, 1.5) } else { (1.0, 0.0) };
+    let expected = if fill == Fill::Unjudged {
+        Expected::exact(p.io, vec![0.0; p.m * p.n])
+    } else {
+        let sizes = [p.m, p.n, p.k];
+        let exact = |v: &[f32], of: fn(f32) -> f32| v.iter().map(|v| f64::from(of(*v))).collect::<Vec<f64>>();
+        let in_f64 = |of: fn(f32) -> f32| {
+            let (a, b, c) = (exact(&a, of), exact(&b, of), exact(&c, of));
+            let scale = |v: f64| f64::from(of(v as f32));
+            reference::gemm(&Gemm { sizes, alpha: scale(alpha), beta: scale(beta), a: &a, b: &b, c: &c })
+        };
+        let plain = Gemm { sizes, alpha: alpha as f32, beta: beta as f32, a: &a, b: &b, c: &c };
+        Expected::sums(p.io, in_f64(|v| v), &reference::gemm(&plain), &in_f64(f32::abs))
+    };
+    let out = if beta == 0.0 { Arg::Out(expected) } else { Arg::InOut(bytes_c, expected) };
+    Problem {
+        shape: shape.clone(),
+        attrs: Attrs::new().with("alpha", alpha).with("beta", beta),
+        args: vec![Arg::In(bytes_a), Arg::In(bytes_b), out],
+        label: format!("{fill:?} seed={seed}"),
+    }
+}
