@@ -46,6 +46,7 @@ gpu_ops! {
     rms_norm,
     matvec,
     gemm,
+    gemm_quant,
 }
 
 /// The op called `name`.
