@@ -45,6 +45,7 @@ gpu_ops! {
     swiglu,
     rms_norm,
     matvec,
+    matvec_mlx,
     gemm,
     gemm_quant,
 }
