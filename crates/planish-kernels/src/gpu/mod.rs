@@ -48,6 +48,7 @@ gpu_ops! {
     matvec_mlx,
     gemm,
     gemm_quant,
+    get_rows,
 }
 
 /// The op called `name`.
