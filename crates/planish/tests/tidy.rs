@@ -5,6 +5,10 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+#[path = "tidy/dialect.rs"]
+mod dialect;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -286,6 +290,18 @@ fn is_fn(line: &str) -> bool {
         ["pub", "pub(crate)", "pub(super)", "const", "unsafe", "async", "extern", "\"C\"", "default"].contains(&w)
     };
     line.contains("fn ") && head.split_whitespace().all(qualifier)
+}
+
+#[test]
+fn kernel_text_has_only_the_dialects_names() {
+    let prelude: BTreeSet<String> = planish_device::dialect::names().into_iter().map(str::to_owned).collect();
+    let is_kernel = |text: &Text| text.path.ends_with(".k") && text.path.contains("/src/");
+    let declared: BTreeSet<String> =
+        texts().iter().filter(|t| is_kernel(t)).flat_map(|t| dialect::declared(&t.content)).collect();
+    check(|text| {
+        let found = if is_kernel(text) { dialect::complaints(&text.content, &prelude, &declared) } else { Vec::new() };
+        found.iter().map(|(line, what)| text.at(*line, what)).collect()
+    });
 }
 
 #[test]

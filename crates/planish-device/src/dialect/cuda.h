@@ -17,7 +17,7 @@ struct __align__(2) bfloat {
 };
 struct __align__(8) half4 { half x, y, z, w; };
 struct __align__(8) bfloat4 { bfloat x, y, z, w; };
-// float2, float4, uint2, uint4 and their make_ functions are the compiler's own.
+// float2, float4, uint2, uint4, make_float2, make_float4, make_uint2 and make_uint4 are the compiler's own.
 INLINE float4 to_float4(float4 v) { return v; }
 INLINE float4 to_float4(half4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }
 INLINE float4 to_float4(bfloat4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }

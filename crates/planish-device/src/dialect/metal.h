@@ -15,8 +15,9 @@ inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return uint4(x, y, z, 
 inline float4 to_float4(float4 v) { return v; }
 inline float4 to_float4(half4 v) { return float4(v); }
 inline float4 to_float4(bfloat4 v) { return float4(v); }
-// half4, bfloat4, their arithmetic, dot, and abs, ceil, clamp, cos, exp, exp2, floor, fma, isinf, isnan, log, log2, max,
-// min, popcount, pow, rint, rsqrt, sin, sqrt and tanh are Metal's own.
+// uint, ushort, uchar, half, bfloat, their vectors float2, float4, half4, bfloat4, uint2 and uint4 with arithmetic and dot,
+// and abs, ceil, clamp, cos, exp, exp2, floor, fma, isinf, isnan, log, log2, max, min, popcount, pow, rint, rsqrt, sin,
+// sqrt and tanh are Metal's own.
 inline float as_float(uint u) { return as_type<float>(u); }
 inline uint as_uint(float f) { return as_type<uint>(f); }
 inline uint mul_hi(uint a, uint b) { return mulhi(a, b); }
@@ -34,7 +35,9 @@ inline int dot4(int a, int b, int c) {
 #define OUT(T, n, i) DEVICE T* n [[buffer(i)]]
 #define INOUT(T, n, i) DEVICE T* n [[buffer(i)]]
 #define ATOMIC(T, n, i) device atomic<T>* n [[buffer(i)]]
+#ifndef PARAMS
 #define PARAMS(T, n, i) constant T& n [[buffer(i)]]
+#endif
 #define DPTR(T) DEVICE T*
 #define TPTR(T) threadgroup T*
 #define APTR(T) device atomic<T>*
