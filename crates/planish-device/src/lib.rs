@@ -18,6 +18,7 @@ pub use backend::{
     Backend, Call, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token,
 };
 pub use cpu::{Cpu, CpuOptions};
+pub use cuda::{Cuda, CudaOptions};
 pub use error::{Error, ErrorKind};
 pub use fake::Fake;
 pub use host::{Host, HostOptions};

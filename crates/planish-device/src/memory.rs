@@ -31,6 +31,10 @@ pub trait Memory: Send + Sync {
     fn host(&self) -> Option<NonNull<u8>>;
     /// Whether kernels may write it; a mapped file is read-only.
     fn writable(&self) -> bool;
+    /// Where a device with memory of its own reaches it; none for memory of the host.
+    fn device(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A shared handle to one allocation.
