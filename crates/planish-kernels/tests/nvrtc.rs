@@ -14,10 +14,9 @@ use planish_kernels::gpu::record::{self, Recorded};
 use planish_kernels::gpu::{self, GpuOp, tier};
 use planish_kernels::op::Machine;
 
-/// The oldest architecture that the dialect names, and one whose own instructions need the `a`.
-const ARCHS: [&str; 2] = ["sm_80", "sm_90a"];
-/// Configurations off the default that are compiled for an op; each is a compilation for each architecture.
-const CORNERS: usize = 4;
+/// The oldest architecture that the dialect names, and one whose own instructions need the `a`; with the most programs of
+/// an op that are compiled for it in default configurations, and off them.
+const ARCHS: [(&str, usize, usize); 2] = [("sm_80", 6, 2), ("sm_90a", 12, 4)];
 
 /// Past the test harness's capture, for the table of tiers.
 fn tell(line: &str) {
@@ -32,8 +31,8 @@ struct Job {
     default: bool,
 }
 
-/// The distinct programs of `op`: the default configuration at every shape, then a few corners of its space.
-fn jobs(op: &'static GpuOp) -> Vec<Job> {
+/// The distinct programs of `op` over its shapes: of default configurations, then of the corners of its space.
+fn programs(op: &'static GpuOp) -> [Vec<Job>; 2] {
     let card = record::card();
     let machine = Machine { backend: &card, isa: Isa::Portable };
     let mut jobs: Vec<Job> = Vec::new();
@@ -42,33 +41,29 @@ fn jobs(op: &'static GpuOp) -> Vec<Job> {
             let l = &j.launch;
             l.text == launch.text && l.constants == launch.constants && l.threads == launch.threads
         };
-        match jobs.iter_mut().find(same) {
-            Some(job) => {
-                job.entries.insert(launch.entry.clone());
-                job.default |= default;
-            }
-            None => {
-                let entries = BTreeSet::from([launch.entry.clone()]);
-                jobs.push(Job { op: op.op.name, launch, entries, default });
-            }
+        if let Some(job) = jobs.iter_mut().find(same) {
+            job.entries.insert(launch.entry.clone());
+            job.default |= default;
+        } else {
+            let entries = BTreeSet::from([launch.entry.clone()]);
+            jobs.push(Job { op: op.op.name, launch, entries, default });
         }
     };
-    let mut corners = Vec::new();
     for shape in op.shapes() {
         let configs = tier::corners(&op.text, &(op.op.space)(&shape, &machine), tier::Depth::Corners);
         for (i, config) in configs.iter().enumerate() {
             let launches = record::launches(op, &shape, config, &card);
             let launches = launches.unwrap_or_else(|e| panic!("{} at {shape}, {config}: {e}", op.op.name));
-            match i {
-                0 => launches.into_iter().for_each(|l| add(l, true)),
-                _ => corners.push(launches),
-            }
+            launches.into_iter().for_each(|l| add(l, i == 0));
         }
     }
-    // Spread over all shapes and parameters.
-    let step = corners.len().div_ceil(CORNERS).max(1);
-    corners.into_iter().step_by(step).flatten().for_each(|l| add(l, false));
-    jobs
+    let (defaults, corners) = jobs.into_iter().partition(|j| j.default);
+    [defaults, corners]
+}
+
+/// At most `most` of `all`, spread over them.
+fn spread<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
+    all.iter().step_by(all.len().div_ceil(most).max(1))
 }
 
 /// What all compilations of an entry point came to.
@@ -143,13 +138,18 @@ fn every_op_compiles_for_every_architecture() {
     let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
     let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
     assert!(!ops.is_empty(), "no op is called {wanted}");
-    let jobs: Vec<Job> = ops.iter().flat_map(|op| jobs(op)).collect();
+    let programs: Vec<[Vec<Job>; 2]> = ops.iter().map(|op| programs(op)).collect();
+    let of = |(arch, defaults, corners): (&'static str, usize, usize)| {
+        let chosen = programs.iter().flat_map(move |[d, c]| spread(d, defaults).chain(spread(c, corners)));
+        chosen.map(move |job| (arch, job))
+    };
+    let jobs: Vec<(&'static str, &Job)> = ARCHS.into_iter().flat_map(of).collect();
     let (next, failures, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Rows::new()));
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = jobs.get(i / ARCHS.len()) else { return };
-            let found = compile(&nvrtc, job, ARCHS[i % ARCHS.len()], &rows);
+            let Some((arch, job)) = jobs.get(i) else { return };
+            let found = compile(&nvrtc, job, arch, &rows);
             failures.lock().expect("no thread panicked").extend(found);
         }
     };
@@ -163,7 +163,7 @@ fn every_op_compiles_for_every_architecture() {
     let failures = failures.into_inner().expect("no thread panicked");
     assert!(failures.is_empty(), "{} refused:\n{}", failures.len(), failures.join("\n"));
     let ((major, minor), seconds) = (nvrtc.version(), start.elapsed().as_secs_f64());
-    let (ops, programs, archs) = (ops.len(), jobs.len(), ARCHS.join(" and "));
+    let (ops, programs, archs) = (ops.len(), jobs.len(), ARCHS.map(|a| a.0).join(" and "));
     tell(&format!(
         "tier: NVRTC compile: ran: {ops} ops, {programs} programs for {archs} by NVRTC {major}.{minor} in {seconds:.0} s"
     ));

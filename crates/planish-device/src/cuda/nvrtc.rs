@@ -114,14 +114,11 @@ impl Nvrtc {
             Some(place) => inside(place),
             None => NAMES.iter().map(PathBuf::from).chain(active.iter().flat_map(|p| inside(p))).collect(),
         };
-        let mut tried = Vec::new();
-        for path in &candidates {
-            match Nvrtc::open(path, &cache) {
-                Ok(found) => return Ok(found),
-                Err(e) => tried.push(e.to_string()),
-            }
+        if let Some(found) = candidates.iter().find_map(|path| Nvrtc::open(path, &cache).ok()) {
+            return Ok(found);
         }
-        let tried = if tried.is_empty() { "no library there".into() } else { tried.join("; ") };
+        let tried: Vec<_> = candidates.iter().map(|p| p.display().to_string()).collect();
+        let tried = if tried.is_empty() { "it has no library".into() } else { format!("none of {}", tried.join(", ")) };
         let place = wanted.map_or_else(|| "the loader's folders".to_owned(), |p| format!("{PLACE}={}", p.display()));
         Err(Error::new(ErrorKind::Unavailable, format!("no NVRTC in {place}: {tried}"))
             .with_hint(format!("python3 -m pip install --target DIR nvidia-cuda-nvrtc-cu12, and {PLACE}=DIR")))
