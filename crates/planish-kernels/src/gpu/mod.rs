@@ -49,6 +49,7 @@ gpu_ops! {
     gemm,
     gemm_quant,
     get_rows,
+    lora,
 }
 
 /// The op called `name`.
