@@ -50,6 +50,7 @@ gpu_ops! {
     gemm_quant,
     get_rows,
     lora,
+    lora_backward,
 }
 
 /// The op called `name`.
