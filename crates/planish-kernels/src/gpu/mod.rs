@@ -51,6 +51,7 @@ gpu_ops! {
     get_rows,
     lora,
     lora_backward,
+    gdn_recurrent,
 }
 
 /// The op called `name`.
