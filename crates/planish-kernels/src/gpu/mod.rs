@@ -52,6 +52,7 @@ gpu_ops! {
     lora,
     lora_backward,
     gdn_recurrent,
+    gdn_chunked,
 }
 
 /// The op called `name`.
