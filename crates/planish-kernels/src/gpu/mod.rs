@@ -53,6 +53,7 @@ gpu_ops! {
     lora_backward,
     gdn_recurrent,
     gdn_chunked,
+    conv1d,
 }
 
 /// The op called `name`.
