@@ -1,6 +1,6 @@
 //! `gemm`: C = α A Bᵀ + β C; bound by arithmetic, or by memory where a side is short.
 
-pub(super) mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection};
@@ -12,8 +12,10 @@ use crate::gpu::tiles::{self, Product, TILE, WALK};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::Gemm;
 
-/// Arguments: A `[m][k]`, B `[n][k]`, C `[m][n]`, all of the shape's type; attributes `alpha` and `beta`.
+/// Arguments: A, B and C `[m][n]`, all of the shape's type; attributes `alpha` and `beta`.
 ///
+/// `layout` is `nt` for A `[m][k]` and B `[n][k]`, `nn` for B `[k][n]`, `tn` for A `[k][m]` and B `[k][n]`: the products
+/// A Bᵀ, A B and Aᵀ B of the matrices as stored.
 /// With `beta` zero, C is written only.
 pub static OP: GpuOp = GpuOp {
     op: Op {
@@ -37,15 +39,16 @@ pub static OP: GpuOp = GpuOp {
     },
     text: Text(&[IO, TILE, WALK, ("gemm.k", include_str!("gemm.k"))]),
     shapes: &[
-        "m=1,n=1,k=1,type=f32",
-        "m=7,n=65,k=31,type=f32",
-        "m=300,n=37,k=12,type=f32",
-        "m=64,n=128,k=64,type=f32",
-        "m=128,n=64,k=32,type=f16",
-        "m=65,n=33,k=99,type=f16",
-        "m=2,n=257,k=40,type=bf16",
-        "m=64,n=64,k=64,type=bf16",
-        "m=5,n=3,k=0,type=f32",
+        "m=1,n=1,k=1,layout=nt,type=f32",
+        "m=7,n=65,k=31,layout=nt,type=f32",
+        "m=300,n=37,k=12,layout=nn,type=f32",
+        "m=64,n=128,k=64,layout=nt,type=f32",
+        "m=33,n=34,k=37,layout=tn,type=f32",
+        "m=128,n=64,k=32,layout=nt,type=f16",
+        "m=65,n=33,k=99,layout=nn,type=f16",
+        "m=64,n=64,k=64,layout=tn,type=f16",
+        "m=2,n=257,k=40,layout=nt,type=bf16",
+        "m=5,n=3,k=0,layout=nt,type=f32",
     ],
 };
 
@@ -55,8 +58,17 @@ fn product(shape: &Shape) -> Product {
     Product { m: shape.size("m"), n: shape.size("n"), k: shape.size("k"), io, matrix_unit }
 }
 
+/// Whether A, and whether B, is stored by columns.
+fn turned(shape: &Shape) -> [bool; 2] {
+    let layout = shape.name("layout");
+    [layout == "tn", layout != "nt"]
+}
+
 fn check(shape: &Shape) -> Result<(), String> {
-    shape.check(&["m", "n", "k"], &["type"])?;
+    shape.check(&["m", "n", "k"], &["type", "layout"])?;
+    if !["nt", "nn", "tn"].contains(&shape.name("layout")) {
+        return Err(format!("{shape}: layout is nt, nn or tn"));
+    }
     Dtype::float(shape.name("type")).ok_or_else(|| format!("{shape}: type is f32, f16 or bf16"))?;
     let [m, n, k] = ["m", "n", "k"].map(|n| shape.size(n));
     // Kernels count elements in 32 bits.
@@ -79,11 +91,14 @@ fn cases(shape: &Shape) -> Vec<Shape> {
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
     let product = product(&call.shape);
     let spread = tiles::spread(config, &product)?;
+    let [a, b] = turned(&call.shape).map(i64::from);
+    let mut constants = spread.constants;
+    constants.extend([("TURN_A", a), ("TURN_B", b)]);
     let float = |name: &str| (call.attrs.get(name) as f32).to_bits();
     let launch = KernelLaunch {
         text: &OP.text,
         entry: "gemm",
-        constants: spread.constants,
+        constants,
         params: vec![product.m as u32, product.n as u32, product.k as u32, float("alpha"), float("beta")],
         groups: spread.groups,
         threads: spread.threads,
@@ -104,14 +119,14 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let expected = if fill == Fill::Unjudged {
         Expected::exact(p.io, vec![0.0; p.m * p.n])
     } else {
-        let sizes = [p.m, p.n, p.k];
+        let (sizes, turned) = ([p.m, p.n, p.k], turned(shape));
         let exact = |v: &[f32], of: fn(f32) -> f32| v.iter().map(|v| f64::from(of(*v))).collect::<Vec<f64>>();
         let in_f64 = |of: fn(f32) -> f32| {
             let (a, b, c) = (exact(&a, of), exact(&b, of), exact(&c, of));
             let scale = |v: f64| f64::from(of(v as f32));
-            reference::gemm(&Gemm { sizes, alpha: scale(alpha), beta: scale(beta), a: &a, b: &b, c: &c })
+            reference::gemm(&Gemm { sizes, turned, alpha: scale(alpha), beta: scale(beta), a: &a, b: &b, c: &c })
         };
-        let plain = Gemm { sizes, alpha: alpha as f32, beta: beta as f32, a: &a, b: &b, c: &c };
+        let plain = Gemm { sizes, turned, alpha: alpha as f32, beta: beta as f32, a: &a, b: &b, c: &c };
         Expected::sums(p.io, in_f64(|v| v), &reference::gemm(&plain), &in_f64(f32::abs))
     };
     let out = if beta == 0.0 { Arg::Out(expected) } else { Arg::InOut(bytes_c, expected) };
