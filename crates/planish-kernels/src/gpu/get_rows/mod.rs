@@ -1,6 +1,6 @@
 //! `get_rows`: y[t] = scale W[ids[t]], the embedding of tokens; bound by memory, by latency at one token.
 
-mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};

@@ -1,6 +1,6 @@
 //! `matvec`: y = W x for one token, W in the types of GGUF files; bound by memory.
 
-pub(super) mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection};

@@ -1,6 +1,6 @@
 //! `matvec_mlx`: y = W x for one token, W in MLX's affine groups; bound by memory.
 
-mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection};
