@@ -35,6 +35,12 @@ INLINE uint as_uint(float f) { return __float_as_uint(f); }
 INLINE uint popcount(uint x) { return __popc(x); }
 INLINE uint mul_hi(uint a, uint b) { return __umulhi(a, b); }
 INLINE int dot4(int a, int b, int c) { int r; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+// One byte permutation looks four codes up in eight bytes; the codes' top bits choose between the table's halves.
+INLINE uint table16(uint4 t, uint codes) {
+    const uint pick = __byte_perm((codes | codes >> 4) & 0x00ff00ffu, 0u, 0x4420u) & 0x7777u;
+    const uint upper = (codes >> 3 & 0x01010101u) * 255u;
+    return (__byte_perm(t.x, t.y, pick) & ~upper) | (__byte_perm(t.z, t.w, pick) & upper);
+}
 #define INF (as_float(0x7f800000u))
 
 // Declarations. Arguments bind by position.

@@ -76,6 +76,12 @@ static inline int dot4(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (int)(schar)(a >> i) * (int)(schar)(b >> i);
     return c;
 }
+// The bytes that the bytes of `codes`, each under 16, name in a table of sixteen.
+static inline uint table16(uint4 t, uint codes) {
+    const uint words[4] = {t.x, t.y, t.z, t.w}; uint r = 0;
+    for (int i = 0; i < 32; i += 8) { const uint c = codes >> i & 15u; r |= (words[c >> 2] >> 8 * (c & 3) & 255u) << i; }
+    return r;
+}
 #define INF (as_float(0x7f800000u))
 
 namespace exec {

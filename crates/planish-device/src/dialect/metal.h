@@ -25,6 +25,15 @@ inline int dot4(int a, int b, int c) {
     const char4 x = as_type<char4>(a), y = as_type<char4>(b);
     return c + int(x.x) * int(y.x) + int(x.y) * int(y.y) + int(x.z) * int(y.z) + int(x.w) * int(y.w);
 }
+inline uint table16(uint4 t, uint codes) {
+    uint r = 0;
+    for (uint i = 0; i < 32; i += 8) {
+        const uint c = codes >> i & 15u;
+        const uint word = (c & 8u) ? ((c & 4u) ? t.w : t.z) : ((c & 4u) ? t.y : t.x);
+        r |= (word >> (8u * (c & 3u)) & 255u) << i;
+    }
+    return r;
+}
 #define INF (as_type<float>(0x7f800000u))
 
 // Declarations. SPEC constants are function constants by index; SHAPE constants are definitions above this text.
