@@ -81,10 +81,10 @@ impl Backend for Planted<'_> {
 
 /// Op, shape, edit, and what the refusal must say.
 const FAULTS: [(&str, &str, Edit, &str); 9] = [
-    ("swiglu", "n=1031,type=f32", Edit::Text("if (i < p.n)", "if (i < 0u)"), "coverage"),
-    ("swiglu", "n=1031,type=f32", Edit::Groups(2), "coverage"),
-    ("swiglu", "n=1031,type=f32", Edit::Text("if (i < p.n)", "if (i + 8u < p.n)"), "coverage"),
-    ("swiglu", "n=1031,type=f32", Edit::Text("if (i < p.n)", "if (i <= p.n)"), "out of bounds"),
+    ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i < 0u)"), "coverage"),
+    ("swiglu", "n=1031,gate=silu,type=f32", Edit::Groups(2), "coverage"),
+    ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i + 8u < p.n)"), "coverage"),
+    ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i <= p.n)"), "out of bounds"),
     ("rms_norm", "rows=3,cols=577,type=f32", LOST_BARRIER, "scratch["),
     ("rms_norm", "rows=3,cols=577,type=f32", EARLY_RETURN, "barrier divergence"),
     ("rms_norm", "rows=3,cols=577,type=f32", HALF_SUM, "tolerance"),

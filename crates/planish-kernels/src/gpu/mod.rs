@@ -4,6 +4,7 @@
 //! precision) and the kernel text.
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
+pub mod expect;
 mod linear;
 pub mod record;
 mod teams;
@@ -54,6 +55,7 @@ gpu_ops! {
     gdn_recurrent,
     gdn_chunked,
     conv1d,
+    swiglu_backward,
 }
 
 /// The op called `name`.

@@ -106,6 +106,9 @@ pub const QUANT: (&str, &str) = ("quant.k", include_str!("include/quant.k"));
 /// The text of reductions over a group.
 pub const REDUCE: (&str, &str) = ("reduce.k", include_str!("include/reduce.k"));
 
+/// The text of gates of gated units and their slopes.
+pub const GATE: (&str, &str) = ("gate.k", include_str!("include/gate.k"));
+
 #[cfg(test)]
 mod tests {
     use super::Text;

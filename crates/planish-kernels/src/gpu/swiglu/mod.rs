@@ -1,25 +1,23 @@
-//! `swiglu`: y = silu(a) b, elementwise; bound by memory.
+//! `swiglu`: y = gate(a) b, elementwise, the gate being silu or the tanh form of gelu; bound by memory.
 
-mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{GATE, IO, KernelLaunch, Text, ints, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
+use reference::Gate;
 
 /// Arguments: a `[n]`, b `[n]`, y `[n]`, all of the shape's type.
 pub static OP: GpuOp = GpuOp {
     op: Op {
         name: "swiglu",
-        about: "y = silu(a) b; bound by memory",
-        check: |s| {
-            s.check(&["n"], &["type"])?;
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
-        },
+        about: "y = gate(a) b; bound by memory",
+        check,
         space,
         cost: |s| {
             let n = s.size("n") as u64;
@@ -31,16 +29,34 @@ pub static OP: GpuOp = GpuOp {
         rotated: &[0, 1, 2],
     },
     text: TEXT,
-    shapes: &["n=1,type=f32", "n=1031,type=f32", "n=8192,type=f16", "n=997,type=bf16"],
+    shapes: &[
+        "n=1,gate=silu,type=f32",
+        "n=1031,gate=silu,type=f32",
+        "n=1031,gate=gelu,type=f32",
+        "n=8192,gate=silu,type=f16",
+        "n=997,gate=gelu,type=bf16",
+    ],
 };
 
-const TEXT: Text = Text(&[IO, ("swiglu.k", include_str!("swiglu.k"))]);
+const TEXT: Text = Text(&[IO, GATE, ("swiglu.k", include_str!("swiglu.k"))]);
 
 fn io(shape: &Shape) -> Dtype {
     Dtype::float(shape.name("type")).expect("shape was checked")
 }
 
-fn space(_: &Shape, machine: &Machine<'_>) -> Space {
+/// Also the check of the backward pass, which has the same fields.
+pub(super) fn check(s: &Shape) -> Result<(), String> {
+    s.check(&["n"], &["gate", "type"])?;
+    Gate::of(s.name("gate")).ok_or_else(|| format!("{s}: gate is silu or gelu"))?;
+    Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+}
+
+pub(super) fn gate(shape: &Shape) -> Gate {
+    Gate::of(shape.name("gate")).expect("shape was checked")
+}
+
+/// The parameters of both passes.
+pub(super) fn space(_: &Shape, machine: &Machine<'_>) -> Space {
     Space {
         params: vec![
             ints("THREADS", "occupancy against the cost of a group", &[32, 64, 128, 256, 512]),
@@ -57,7 +73,12 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     let launch = KernelLaunch {
         text: &OP.text,
         entry: "swiglu",
-        constants: vec![("THREADS", threads as i64), ("ELEMS", elems as i64), ("IO", io_code(io(&call.shape)))],
+        constants: vec![
+            ("THREADS", threads as i64),
+            ("ELEMS", elems as i64),
+            ("GATE", gate(&call.shape) as i64),
+            ("IO", io_code(io(&call.shape))),
+        ],
         params: vec![n as u32],
         groups: n.div_ceil(threads * elems),
         threads,
@@ -69,14 +90,23 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let (n, io) = (shape.size("n"), io(shape));
     let mut rng = Rng::new(seed);
-    let (mut a, mut b) = (data::floats(&mut rng, n, fill), data::floats(&mut rng, n, Fill::Random));
+    let (mut a, mut b) = (arguments(&mut rng, n, fill), data::floats(&mut rng, n, Fill::Random));
     let (bytes_a, bytes_b) = (data::rounded(&mut a, io), data::rounded(&mut b, io));
-    let y64 = reference::swiglu::<f64>(&lift(&a), &lift(&b));
-    let y32 = reference::swiglu::<f32>(&a, &b);
+    let y64 = reference::swiglu::<f64>(&lift(&a), &lift(&b), gate(shape));
+    let y32 = reference::swiglu::<f32>(&a, &b, gate(shape));
     Problem {
         shape: shape.clone(),
         attrs: Attrs::new(),
         args: vec![Arg::In(bytes_a), Arg::In(bytes_b), Arg::Out(Expected::float(io, y64, &y32))],
         label: format!("{fill:?} seed={seed}"),
     }
+}
+
+/// Arguments of a gate; extreme ones begin with zeros of both signs and go up to 1e4 either way.
+pub(super) fn arguments(rng: &mut Rng, n: usize, fill: Fill) -> Vec<f32> {
+    let mut a = data::floats(rng, n, fill);
+    if fill == Fill::Extreme {
+        a.iter_mut().zip([0.0, -0.0, 1e4, -1e4]).for_each(|(a, v)| *a = v);
+    }
+    a
 }
