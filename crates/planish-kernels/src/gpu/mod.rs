@@ -56,6 +56,7 @@ gpu_ops! {
     gdn_chunked,
     conv1d,
     swiglu_backward,
+    rms_norm_backward,
 }
 
 /// The op called `name`.

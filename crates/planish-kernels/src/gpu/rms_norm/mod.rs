@@ -1,6 +1,6 @@
 //! `rms_norm`: y = x rsqrt(mean(x^2) + eps) w, one row a group; bound by memory.
 
-mod reference;
+pub mod reference;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
