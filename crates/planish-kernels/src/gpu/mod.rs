@@ -57,6 +57,7 @@ gpu_ops! {
     conv1d,
     swiglu_backward,
     rms_norm_backward,
+    rms_norm_gated,
 }
 
 /// The op called `name`.
