@@ -155,16 +155,15 @@ fn tables(gguf: &Gguf, hyper: &Hyper) -> Result<Vec<RopeTable>> {
     Ok(tables)
 }
 
-fn scaling(scaling: RopeScaling) -> Scaling {
+fn scaling(scaling: RopeScaling) -> Scaling<'static> {
     match scaling {
         RopeScaling::None => Scaling::None,
         RopeScaling::Linear { factor } => Scaling::Linear { factor: f64::from(factor) },
         RopeScaling::Yarn { factor, original_context, attn_factor, beta_fast, beta_slow } => Scaling::Yarn(Yarn {
-            factor: f64::from(factor),
-            original: original_context as f64,
             beta_fast: f64::from(beta_fast),
             beta_slow: f64::from(beta_slow),
             attention_factor: Some(f64::from(attn_factor) * (0.1 * f64::from(factor).max(1.0).ln() + 1.0)),
+            ..Yarn::new(f64::from(factor), original_context as f64)
         }),
     }
 }

@@ -9,6 +9,7 @@ pub mod op;
 pub mod ops;
 pub mod quant;
 pub mod reference;
+pub mod rope_table;
 pub mod step;
 pub mod subject;
 pub mod weight;
