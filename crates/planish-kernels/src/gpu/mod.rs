@@ -56,6 +56,7 @@ gpu_ops! {
     gdn_chunked,
     conv1d,
     swiglu_backward,
+    rope,
     rms_norm_backward,
     rms_norm_gated,
 }
