@@ -57,6 +57,8 @@ gpu_ops! {
     conv1d,
     swiglu_backward,
     rope,
+    cross_entropy,
+    cross_entropy_backward,
     rms_norm_backward,
     rms_norm_gated,
 }

@@ -109,6 +109,9 @@ pub const REDUCE: (&str, &str) = ("reduce.k", include_str!("include/reduce.k"));
 /// The text of gates of gated units and their slopes.
 pub const GATE: (&str, &str) = ("gate.k", include_str!("include/gate.k"));
 
+/// The text that every cross entropy shares; it needs that of reductions before it.
+pub const LOSS: (&str, &str) = ("include/cross_entropy.k", include_str!("include/cross_entropy.k"));
+
 #[cfg(test)]
 mod tests {
     use super::Text;
