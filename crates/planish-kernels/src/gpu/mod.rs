@@ -59,6 +59,8 @@ gpu_ops! {
     rope,
     cross_entropy,
     cross_entropy_backward,
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
     rms_norm_backward,
     rms_norm_gated,
 }

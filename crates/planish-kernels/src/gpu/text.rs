@@ -112,6 +112,10 @@ pub const GATE: (&str, &str) = ("gate.k", include_str!("include/gate.k"));
 /// The text that every cross entropy shares; it needs that of reductions before it.
 pub const LOSS: (&str, &str) = ("include/cross_entropy.k", include_str!("include/cross_entropy.k"));
 
+/// The text that both passes of a linear cross entropy share; it needs that of losses before it.
+pub const LINEAR_LOSS: (&str, &str) =
+    ("include/linear_cross_entropy.k", include_str!("include/linear_cross_entropy.k"));
+
 #[cfg(test)]
 mod tests {
     use super::Text;
