@@ -46,7 +46,8 @@ impl Compiler {
     pub fn executable(&self, name: &str, text: &str, shapes: &BTreeMap<String, i64>) -> Result<PathBuf, Error> {
         let flags: Vec<String> = shapes.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
         let hash = self.hash(&[text, &flags.join(" ")]);
-        let target = self.cache.join(format!("{name}-{hash}"));
+        // Entry points of one text share a program.
+        let target = self.cache.join(format!("program-{hash}"));
         if target.is_file() {
             return Ok(target);
         }
