@@ -63,6 +63,10 @@ gpu_ops! {
     linear_cross_entropy_backward,
     rms_norm_backward,
     rms_norm_gated,
+    null,
+    copy,
+    read_only,
+    barrier,
 }
 
 /// The op called `name`.
