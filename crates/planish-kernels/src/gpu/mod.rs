@@ -67,6 +67,7 @@ gpu_ops! {
     copy,
     read_only,
     barrier,
+    sample,
 }
 
 /// The op called `name`.

@@ -103,6 +103,8 @@ pub fn io_code(dtype: Dtype) -> i64 {
 pub const IO: (&str, &str) = ("io.k", include_str!("include/io.k"));
 /// The text of weights in GGUF's types.
 pub const QUANT: (&str, &str) = ("quant.k", include_str!("include/quant.k"));
+/// The text of the random generator.
+pub const PHILOX: (&str, &str) = ("philox.k", include_str!("include/philox.k"));
 /// The text of reductions over a group.
 pub const REDUCE: (&str, &str) = ("reduce.k", include_str!("include/reduce.k"));
 
