@@ -68,6 +68,7 @@ gpu_ops! {
     read_only,
     barrier,
     sample,
+    merge,
 }
 
 /// The op called `name`.
