@@ -9,9 +9,9 @@ mod runner;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, Identity, Launch, Limits, Program, Sequence, Source, Timing, Token, foreign};
@@ -96,13 +96,16 @@ pub struct Host {
     deadline: Duration,
     seed: AtomicU32,
     submitted: AtomicU64,
+    /// The processes of executables that some program still holds.
+    runners: Mutex<BTreeMap<PathBuf, Weak<Mutex<Option<Runner>>>>>,
 }
 
 struct HostProgram {
     owner: u64,
     executable: PathBuf,
     specs: Vec<(String, u32)>,
-    runner: Mutex<Option<Runner>>,
+    /// One process for all entry points and constants of an executable.
+    runner: Arc<Mutex<Option<Runner>>>,
 }
 
 struct HostSequence {
@@ -129,8 +132,17 @@ impl Host {
             llc_bytes: 1 << 20,
             read_gb_s: None,
         };
-        let (seed, submitted) = (AtomicU32::new(0), AtomicU64::new(0));
-        Ok(Host { owner: new_owner(), limits, identity, compiler, options, deadline: LAUNCH_DEADLINE, seed, submitted })
+        Ok(Host {
+            owner: new_owner(),
+            limits,
+            identity,
+            compiler,
+            options,
+            deadline: LAUNCH_DEADLINE,
+            seed: AtomicU32::new(0),
+            submitted: AtomicU64::new(0),
+            runners: Mutex::default(),
+        })
     }
 
     /// The same, with launches that take longer than `deadline` ended.
@@ -147,6 +159,18 @@ impl Host {
     fn program<'a>(&self, launch: &'a Launch) -> Result<&'a HostProgram, Error> {
         let program = launch.program.inner.downcast_ref::<HostProgram>().filter(|p| p.owner == self.owner);
         program.ok_or_else(|| foreign("the program"))
+    }
+
+    /// The place of the process of `executable`, shared by all programs of it that live.
+    fn runner(&self, executable: &Path) -> Arc<Mutex<Option<Runner>>> {
+        let mut runners = self.runners.lock().unwrap_or_else(PoisonError::into_inner);
+        runners.retain(|_, runner| runner.strong_count() > 0);
+        if let Some(runner) = runners.get(executable).and_then(Weak::upgrade) {
+            return runner;
+        }
+        let runner = Arc::new(Mutex::new(None));
+        runners.insert(executable.to_owned(), Arc::downgrade(&runner));
+        runner
     }
 
     fn run(&self, launch: &Launch) -> Result<(), Error> {
@@ -282,7 +306,8 @@ impl Backend for Host {
             }
         }
         let executable = self.compiler.executable(name, text, &shapes)?;
-        let program = HostProgram { owner: self.owner, executable, specs, runner: Mutex::new(None) };
+        let runner = self.runner(&executable);
+        let program = HostProgram { owner: self.owner, executable, specs, runner };
         Ok(Program { name: name.as_str().into(), inner: Arc::new(program) })
     }
 
