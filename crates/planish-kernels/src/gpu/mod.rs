@@ -6,6 +6,7 @@
 
 pub mod expect;
 mod linear;
+mod fused;
 pub mod record;
 mod teams;
 pub mod text;
@@ -69,6 +70,7 @@ gpu_ops! {
     barrier,
     sample,
     merge,
+    decode_layer,
 }
 
 /// The op called `name`.

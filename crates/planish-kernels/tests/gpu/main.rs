@@ -1,5 +1,6 @@
 //! Every op of the dialect passes its gate on the host executor, plainly and under the sanitizers.
 
+mod fused;
 mod page;
 mod walk;
 
@@ -89,4 +90,10 @@ fn every_op_under_the_address_sanitizer() {
 fn every_op_under_the_thread_sanitizer() {
     let Some(host) = host(Mode::Thread) else { return };
     prove_all(&host, Mode::Thread, tier::Depth::Few);
+}
+
+#[test]
+fn a_fused_layer_gives_the_bits_of_its_phases() {
+    let Some(host) = host(Mode::Checked) else { return };
+    fused::same_bits(&host, &gpu::decode_layer::OP);
 }

@@ -1,0 +1,41 @@
+//! A fused kernel gives the bits of its phases launched one by one.
+
+use std::time::Duration;
+
+use planish_device::{Backend, Host, Slice};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::gate::Fenced;
+use planish_kernels::gpu::GpuOp;
+use planish_kernels::op::{Arg, Fill, Machine, OpCall, Problem};
+use planish_tune::Config;
+
+/// What every output of `problem` holds after a run under `config`.
+fn outputs(host: &Host, op: &'static GpuOp, problem: &Problem, config: &Config) -> Vec<Vec<u8>> {
+    let fenced = Fenced::new(host, problem).unwrap();
+    fenced.fill(host, problem, 0xff).unwrap();
+    let (shape, attrs) = (problem.shape.clone(), problem.attrs.clone());
+    let call = OpCall { op: &op.op, shape, attrs, args: fenced.slices.clone() };
+    let launches = call.steps(config, &Machine { backend: host, isa: Isa::Portable }).unwrap();
+    let token = host.submit(&host.record(&launches).unwrap()).unwrap();
+    host.wait(token, Duration::from_secs(60)).unwrap();
+    let bytes = |slice: &Slice| {
+        let mut bytes = vec![0; slice.len];
+        host.read(slice, &mut bytes).map(|()| bytes).unwrap()
+    };
+    let written = |arg: &Arg| matches!(arg, Arg::Out(_) | Arg::InOut(..));
+    problem.args.iter().zip(&fenced.slices).filter(|(arg, _)| written(arg)).map(|(_, s)| bytes(s)).collect()
+}
+
+/// Runs every shape of `op` fused on some grids and in phases.
+pub fn same_bits(host: &Host, op: &'static GpuOp) {
+    for (i, shape) in op.shapes().enumerate() {
+        let space = (op.op.space)(&shape, &Machine { backend: host, isa: Isa::Portable });
+        let problem = (op.op.problem)(&shape, 3 + i as u64, Fill::Random);
+        let phases = space.default.clone().with("PATH", "phases");
+        let want = outputs(host, op, &problem, &phases);
+        for blocks in [1, 4, 16] {
+            let fused = space.default.clone().with("PATH", "fused").with("BLOCKS", blocks);
+            assert_eq!(outputs(host, op, &problem, &fused), want, "{shape}: {blocks} blocks");
+        }
+    }
+}
