@@ -42,7 +42,7 @@ impl Compiler {
         Err(Error::new(ErrorKind::Unavailable, message).with_hint("apt install g++, or set CXX"))
     }
 
-    /// The executable of `text` with its `SHAPE_*` constants.
+    /// The executable of `text` with its `SHAPE_*` constants, of all kernels in it; errors speak of `name`.
     pub fn executable(&self, name: &str, text: &str, shapes: &BTreeMap<String, i64>) -> Result<PathBuf, Error> {
         let flags: Vec<String> = shapes.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
         let hash = self.hash(&[text, &flags.join(" ")]);
@@ -53,7 +53,8 @@ impl Compiler {
         }
         self.ready()?;
         let executor = self.object()?;
-        let source = self.cache.join(format!("{name}-{hash}.{}.cpp", std::process::id()));
+        let source =
+            self.cache.join(format!("kernels-{hash}.{}.{:?}.cpp", std::process::id(), std::thread::current().id()));
         fs::write(&source, format!("#include \"host.h\"\n{text}")).map_err(|e| io(&source, &e))?;
         let mut command = self.command(self.mode.flags());
         command.args(&flags).arg("-w").arg(&source).arg(&executor);
