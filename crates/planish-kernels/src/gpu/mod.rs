@@ -71,6 +71,7 @@ gpu_ops! {
     sample,
     merge,
     decode_layer,
+    attention,
 }
 
 /// The op called `name`.
