@@ -72,6 +72,7 @@ gpu_ops! {
     merge,
     decode_layer,
     attention,
+    attention_varlen,
 }
 
 /// The op called `name`.
