@@ -73,6 +73,7 @@ gpu_ops! {
     decode_layer,
     attention,
     attention_varlen,
+    attention_decode,
 }
 
 /// The op called `name`.
