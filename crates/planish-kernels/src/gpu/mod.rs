@@ -74,6 +74,7 @@ gpu_ops! {
     attention,
     attention_varlen,
     attention_decode,
+    attention_backward,
 }
 
 /// The op called `name`.
