@@ -5,8 +5,8 @@
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
 pub mod expect;
-mod linear;
 mod fused;
+mod linear;
 pub mod record;
 mod teams;
 pub mod text;
