@@ -94,7 +94,7 @@ fn space(_: &Shape, machine: &Machine<'_>) -> Space {
             name: format!("candidates fit {shared} threadgroup bytes"),
             holds: Arc::new(move |c| knob(c, "CANDIDATES").is_ok_and(|n| 8 * n + FIXED_SHARED <= shared)),
         }],
-        default: Config::new().with("THREADS", Tier::on(machine).pick([256, 512, 1024, 1024])).with("CANDIDATES", 1024),
+        default: Config::new().with("THREADS", Tier::on(machine).pick([256, 512, 512, 512])).with("CANDIDATES", 1024),
     }
 }
 
