@@ -47,7 +47,7 @@ INLINE uint table16(uint4 t, uint codes) {
 #ifndef GROUP_THREADS
 #define GROUP_THREADS 1024
 #endif
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(GROUP_THREADS) name(__VA_ARGS__)
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(GROUP_THREADS, 1) name(__VA_ARGS__)
 #define KERNEL_GRID(name, ...) KERNEL(name, __VA_ARGS__)          // launched cooperatively: all groups are resident
 #define IN(T, n, i) const T* __restrict__ n
 #define OUT(T, n, i) T* __restrict__ n
