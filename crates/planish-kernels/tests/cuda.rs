@@ -1,12 +1,15 @@
 //! Every op of the dialect passes its gate on an NVIDIA card, where there is one; memory of the host is refused there.
 
-use std::collections::BTreeMap;
+mod processes;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
+use planish_device::cuda::nvrtc::Nvrtc;
 use planish_device::{Backend, Cpu, CpuOptions, Cuda, CudaOptions, Init, Launch, Params, Slice, Source};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::{self, tier};
+use planish_kernels::gpu::{self, GpuOp, record, tier};
 use planish_kernels::op::Machine;
 
 /// Past the test harness's capture, for the table of tiers.
@@ -14,9 +17,36 @@ fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// Folder of compiled programs.
+fn cache() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cuda")
+}
+
 /// The first card, or none where there is none.
 fn card() -> Result<Cuda, planish_device::Error> {
-    Cuda::new(CudaOptions { ordinal: 0, cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cuda") })
+    Cuda::new(CudaOptions { ordinal: 0, cache: cache() })
+}
+
+/// Compiles a share of the programs of `ops` into the cache: what the test will load, if the card is as large as one.
+fn compile(ops: &[&'static GpuOp], arch: &str, share: usize, of: usize) {
+    let Ok(nvrtc) = Nvrtc::find(cache()) else { return };
+    let card = record::card();
+    let mut programs = BTreeSet::new();
+    for op in ops {
+        for shape in op.shapes() {
+            let space = (op.op.space)(&shape, &Machine { backend: &card, isa: Isa::Portable });
+            for config in tier::corners(&op.text, &space, tier::Depth::Corners) {
+                for launch in record::launches(op, &shape, &config, &card).unwrap_or_default() {
+                    programs.insert((launch.text, launch.constants, launch.threads));
+                }
+            }
+        }
+    }
+    for (text, constants, threads) in programs.into_iter().skip(share).step_by(of) {
+        let source = Source::Text { name: String::new(), text, constants, threads };
+        // What fails here fails again in the test itself.
+        drop(nvrtc.compile(arch, &source));
+    }
 }
 
 #[test]
@@ -26,8 +56,12 @@ fn every_op_at_the_corners_of_its_space() {
         Err(e) => return tell(&format!("tier: CUDA device: skipped: {e}")),
     };
     let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
-    let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
+    let ops: Vec<_> = gpu::OPS.iter().copied().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
     assert!(!ops.is_empty(), "no op is called {wanted}");
+    if let Some((share, of)) = processes::share() {
+        return compile(&ops, cuda.arch(), share, of);
+    }
+    processes::run("every_op_at_the_corners_of_its_space");
     let (limits, label) = (cuda.limits(), &cuda.identity().label);
     println!("{label}, {}, copies at {:.0} GB/s", cuda.arch(), limits.read_gb_s.unwrap_or_default());
     let (mut failures, mut passed) = (Vec::new(), 0);

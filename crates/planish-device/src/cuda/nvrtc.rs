@@ -19,8 +19,10 @@ use crate::error::{Error, ErrorKind};
 const PLACE: &str = "PLANISH_NVRTC";
 /// Names that the loader may know, newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-/// Folders of the wheels below `site-packages`.
-const WHEELS: [&str; 2] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+/// Folders of the toolkit, and of the wheels below `site-packages`.
+const FOLDERS: [&str; 3] = ["lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+/// Where the toolkit usually is.
+const TOOLKIT: &str = "/usr/local/cuda";
 
 /// What the assembler says of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,13 +108,16 @@ pub struct Nvrtc {
 
 impl Nvrtc {
     /// Opens the library that `PLANISH_NVRTC` names, else one that the loader knows, else the one of the active virtual
-    /// environment; an error that says where it looked when there is none. Results are kept in folder `cache`.
+    /// environment or of the toolkit; an error that says where it looked when there is none. Results are kept in folder `cache`.
     pub fn find(cache: PathBuf) -> Result<Nvrtc, Error> {
         let wanted = std::env::var_os(PLACE).filter(|p| !p.is_empty()).map(PathBuf::from);
         let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
         let candidates = match &wanted {
             Some(place) => inside(place),
-            None => NAMES.iter().map(PathBuf::from).chain(active.iter().flat_map(|p| inside(p))).collect(),
+            None => {
+                let places = active.iter().map(PathBuf::as_path).chain([Path::new(TOOLKIT)]);
+                NAMES.iter().map(PathBuf::from).chain(places.flat_map(inside)).collect()
+            }
         };
         if let Some(found) = candidates.iter().find_map(|path| Nvrtc::open(path, &cache).ok()) {
             return Ok(found);
@@ -252,7 +257,7 @@ fn inside(place: &Path) -> Vec<PathBuf> {
     let pythons = fs::read_dir(place.join("lib")).into_iter().flatten().flatten();
     let sites: Vec<PathBuf> = pythons.map(|python| python.path().join("site-packages")).collect();
     for root in std::iter::once(place).chain(sites.iter().map(PathBuf::as_path)) {
-        folders.extend(WHEELS.iter().map(|w| root.join(w)));
+        folders.extend(FOLDERS.iter().map(|w| root.join(w)));
     }
     let named = |folder: &PathBuf| NAMES.map(|name| folder.join(name));
     folders.iter().flat_map(named).filter(|path| path.is_file()).collect()
