@@ -108,7 +108,8 @@ pub struct Nvrtc {
 
 impl Nvrtc {
     /// Opens the library that `PLANISH_NVRTC` names, else one that the loader knows, else the one of the active virtual
-    /// environment or of the toolkit; an error that says where it looked when there is none. Results are kept in folder `cache`.
+    /// environment or of the toolkit; an error that says where it looked when there is none.
+    /// Results are kept in folder `cache`.
     pub fn find(cache: PathBuf) -> Result<Nvrtc, Error> {
         let wanted = std::env::var_os(PLACE).filter(|p| !p.is_empty()).map(PathBuf::from);
         let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
