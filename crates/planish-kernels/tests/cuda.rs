@@ -1,5 +1,7 @@
 //! Every op of the dialect passes its gate on an NVIDIA card, where there is one; memory of the host is refused there.
 
+#![allow(clippy::print_stdout)]
+
 mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -20,8 +20,10 @@ use planish_tune::Rejection;
 enum Edit {
     /// Nothing: the twin that must pass.
     Nothing,
-    /// The first text becomes the second wherever it stands; it must stand somewhere.
+    /// The first text becomes the second wherever it stands; it must stand in some text of the op.
     Text(&'static str, &'static str),
+    /// Two such edits.
+    Texts([(&'static str, &'static str); 2]),
     /// Only every `n`th group is launched.
     Groups(u32),
 }
@@ -52,14 +54,19 @@ impl Backend for Planted<'_> {
         self.host.read(from, bytes)
     }
     fn load(&self, source: &Source) -> Result<Program, Error> {
-        match (source, self.edit) {
-            (Source::Text { name, text, constants, threads }, Edit::Text(from, to)) => {
-                assert!(text.contains(from), "{name} has no {from:?}");
-                let (name, text) = (name.clone(), text.replace(from, to));
-                self.host.load(&Source::Text { name, text, constants: constants.clone(), threads: *threads })
-            }
-            _ => self.host.load(source),
-        }
+        let edits: &[(&str, &str)] = match &self.edit {
+            Edit::Text(from, to) => &[(from, to)],
+            Edit::Texts(both) => both,
+            _ => &[],
+        };
+        let Source::Text { name, text, constants, threads } = source else { return self.host.load(source) };
+        let edit = |text: String, (from, to): &(&str, &str)| {
+            assert!(text.contains(from), "{name} has no {from:?}");
+            text.replace(from, to)
+        };
+        let text = edits.iter().fold(text.clone(), edit);
+        let (name, constants) = (name.clone(), constants.clone());
+        self.host.load(&Source::Text { name, text, constants, threads: *threads })
     }
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
         let mut launches = launches.to_vec();
@@ -80,7 +87,7 @@ impl Backend for Planted<'_> {
 }
 
 /// Op, shape, edit, and what the refusal must say.
-const FAULTS: [(&str, &str, Edit, &str); 9] = [
+const FAULTS: [(&str, &str, Edit, &str); 20] = [
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i < 0u)"), "coverage"),
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Groups(2), "coverage"),
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i + 8u < p.n)"), "coverage"),
@@ -90,7 +97,43 @@ const FAULTS: [(&str, &str, Edit, &str); 9] = [
     ("rms_norm", "rows=3,cols=577,type=f32", HALF_SUM, "tolerance"),
     ("rms_norm", "rows=3,cols=577,type=f32", Edit::Text("SPEC_U32(THREADS, 0)", "#define THREADS 64u"), "reach"),
     ("rms_norm", "rows=3,cols=577,type=f32", STALE, "uninitialised"),
+    ("barrier", "groups=2,rounds=9", Edit::Text("GRID_BARRIER(sync);", ""), "nondeterministic"),
+    ("matvec", "type=f32,act=f32,rows=7,cols=516", HALF_DOT, "tolerance"),
+    ("gemm", GEMM, Edit::Text("if (height == 8u && width == 8u)", "if (height > 0u)"), "tolerance"),
+    ("gemm", GEMM, Edit::Text("(row < p.m && column < p.n)", "(row < p.m)"), "out of bounds"),
+    ("attention", WINDOW, Edit::Text("- int(m.window) + 1", "- int(m.window)"), "tolerance"),
+    ("attention", WINDOW, Edit::Text("clip(last + 1, m.keys)", "clip(last + 2, m.keys)"), "tolerance"),
+    ("attention", NO_KEYS, Edit::Text("high == -INF ? 0.0f : high", "high"), "non-finite"),
+    (
+        "attention",
+        WINDOW,
+        Edit::Text("TG_BARRIER();                                 // the keys are read", "//"),
+        "race",
+    ),
+    ("cross_entropy", "tokens=2,vocab=33,softcap=0,smooth=1,reduction=mean,type=f16", IDLE, "non-finite"),
+    ("cross_entropy", "tokens=2,vocab=33,softcap=0,smooth=1,reduction=mean,type=f16", RAGGED, "tolerance"),
+    ("sample", "rows=9,vocab=13,history=27", SAMPLER_TAIL, "uninitialised"),
 ];
+
+const GEMM: &str = "m=300,n=37,k=12,layout=nn,type=f32";
+const WINDOW: &str =
+    "causal=1,head_dim=64,heads=2,keys=33,kv_heads=2,queries=33,sequences=1,softcap=0,type=f32,window=5";
+/// Twenty-six queries come before the first key.
+const NO_KEYS: &str =
+    "causal=1,head_dim=64,heads=4,keys=19,kv_heads=1,queries=45,sequences=1,softcap=0,type=f32,window=0";
+const HALF_DOT: Edit = Edit::Text(
+    "acc[r] += dot(weight_quad(w + rows[r], TYPE, k), a);",
+    "acc[r] = float(half(acc[r] + dot(weight_quad(w + rows[r], TYPE, k), a)));",
+);
+/// Threads past a short vocabulary take part, as a SIMD group of -inf without the guard against -inf - -inf.
+const IDLE: Edit = Edit::Texts([
+    ("for (uint i = TID; i < n; i += THREADS * ELEMS)", "for (uint i = TID; i < n + THREADS; i += THREADS * ELEMS)"),
+    ("return top == -INF ? 0.0f : top;", "return top;"),
+]);
+/// The mean of logits for label smoothing misses those of the last, short round.
+const RAGGED: Edit = Edit::Text("if (v < n) all += c[e];", "if (v + 1u < n) all += c[e];");
+const SAMPLER_TAIL: Edit =
+    Edit::Text("simd_max(LANE < simds ? as_float(scratch[LANE]) : -INF)", "simd_max(as_float(scratch[LANE]))");
 
 const LOST_BARRIER: Edit = Edit::Text("TG_BARRIER();                      // every partial is written", "//");
 const EARLY_RETURN: Edit = Edit::Text("float sum = 0.0f;", "float sum = 0.0f; if (TID >= p.cols / 8) return;");

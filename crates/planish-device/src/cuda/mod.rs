@@ -159,7 +159,11 @@ impl Cuda {
         let refuse = |what: String| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}"));
         let program = launch.program.inner.clone().downcast::<CudaProgram>().ok().filter(|p| p.owner == self.owner);
         let program = program.ok_or_else(|| refuse("the program was made by another backend".into()))?;
-        if launch.tasks == 0 || launch.threads == 0 || launch.threads > program.threads || launch.threads % 32 != 0 {
+        if launch.tasks == 0
+            || launch.threads == 0
+            || launch.threads > program.threads
+            || !launch.threads.is_multiple_of(32)
+        {
             let most = program.threads;
             return Err(refuse(format!("{} groups of {} threads, made for {most}", launch.tasks, launch.threads)));
         }
@@ -307,9 +311,6 @@ impl Backend for Cuda {
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
-        if launches.is_empty() {
-            return Err(Error::new(ErrorKind::BadLaunch, "a sequence of 0 launches"));
-        }
         let checked: Result<Vec<Recorded>, Error> =
             launches.iter().enumerate().map(|(at, launch)| self.checked(at, launch)).collect();
         let inner = Arc::new(CudaSequence { owner: self.owner, launches: checked? });

@@ -73,7 +73,9 @@ impl Tile {
     }
 
     fn covers(&self, p: &Product) -> bool {
-        p.m % self.m as usize == 0 && p.n % self.n as usize == 0 && p.k % self.k as usize == 0
+        p.m.is_multiple_of(self.m as usize)
+            && p.n.is_multiple_of(self.n as usize)
+            && p.k.is_multiple_of(self.k as usize)
     }
 }
 

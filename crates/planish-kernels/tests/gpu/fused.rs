@@ -11,16 +11,19 @@ use planish_tune::Config;
 
 /// What every output of `problem` holds after a run under `config`.
 fn outputs(host: &Host, op: &'static GpuOp, problem: &Problem, config: &Config) -> Vec<Vec<u8>> {
-    let fenced = Fenced::new(host, problem).unwrap();
-    fenced.fill(host, problem, 0xff).unwrap();
+    let fenced = Fenced::new(host, problem).expect("the host executor runs the layer");
+    fenced.fill(host, problem, 0xff).expect("the host executor runs the layer");
     let (shape, attrs) = (problem.shape.clone(), problem.attrs.clone());
     let call = OpCall { op: &op.op, shape, attrs, args: fenced.slices.clone() };
-    let launches = call.steps(config, &Machine { backend: host, isa: Isa::Portable }).unwrap();
-    let token = host.submit(&host.record(&launches).unwrap()).unwrap();
-    host.wait(token, Duration::from_secs(60)).unwrap();
+    let launches =
+        call.steps(config, &Machine { backend: host, isa: Isa::Portable }).expect("the host executor runs the layer");
+    let token = host
+        .submit(&host.record(&launches).expect("the host executor runs the layer"))
+        .expect("the host executor runs the layer");
+    host.wait(token, Duration::from_secs(60)).expect("the host executor runs the layer");
     let bytes = |slice: &Slice| {
         let mut bytes = vec![0; slice.len];
-        host.read(slice, &mut bytes).map(|()| bytes).unwrap()
+        host.read(slice, &mut bytes).map(|()| bytes).expect("the host executor runs the layer")
     };
     let written = |arg: &Arg| matches!(arg, Arg::Out(_) | Arg::InOut(..));
     problem.args.iter().zip(&fenced.slices).filter(|(arg, _)| written(arg)).map(|(_, s)| bytes(s)).collect()

@@ -22,7 +22,8 @@ Error is the worst of all runs over its bound, as the host executor measured it:
 /// One row for each op, the error from `proofs` in the order of the table.
 pub fn page(backend: &dyn Backend, proofs: &[(&str, Proof)]) -> String {
     let mut out = HEAD.to_owned();
-    out += "## GPU\n\n| op | parameters, the default first | constraints | shapes | CPU variant | error/bound |\n|---|---|---|---|---|---|\n";
+    out += "## GPU\n\n| op | parameters, the default first | constraints | shapes | CPU variant | error/bound |\n";
+    out += "|---|---|---|---|---|---|\n";
     for op in gpu::OPS {
         let proof = proofs.iter().find(|(name, _)| *name == op.op.name).map(|(_, p)| p);
         let error = proof.map_or(String::new(), |p| format!("{:.2}", p.worst));

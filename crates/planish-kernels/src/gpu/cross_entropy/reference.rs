@@ -84,7 +84,8 @@ pub fn cross_entropy<T: Real>(x: &[T], targets: &[u32], o: &Loss) -> [Vec<T>; 3]
             if o.smooth > 0.0 {
                 loss += -T::of(o.smooth) * (all / T::of(o.vocab as f64));
             }
-            (sum += loss, live += 1);
+            sum += loss;
+            live += 1;
         }
         losses.push(loss);
         lses.push(lse);

@@ -59,7 +59,7 @@ pub(super) const SHAPES: &[&str] = &[
 pub(super) fn check(s: &Shape) -> Result<(), String> {
     s.check(&["batch", "steps", "heads", "key_heads", "key_dim", "value_dim", "mask", "init"], &["type"])?;
     let z = sizes(s);
-    if z.batch == 0 || z.key_heads == 0 || z.heads == 0 || z.heads % z.key_heads != 0 || z.value_dim == 0 {
+    if z.batch == 0 || z.key_heads == 0 || z.heads == 0 || !z.heads.is_multiple_of(z.key_heads) || z.value_dim == 0 {
         return Err(format!("{s}: batch and value_dim are at least 1, heads a multiple of key_heads"));
     }
     if !(1..=256).contains(&z.key_dim) {

@@ -62,7 +62,8 @@ mod tests {
         let at = [h, w, bias].concat();
         for (i, g) in gradients.iter().enumerate() {
             let (mut up, mut down) = (at.clone(), at.clone());
-            (up[i] += 1e-5, down[i] -= 1e-5);
+            up[i] += 1e-5;
+            down[i] -= 1e-5;
             let slope = (loss(&up) - loss(&down)) / 2e-5;
             assert!((g - slope).abs() < 1e-9, "gradient {i}: {g} {slope}");
         }

@@ -121,7 +121,7 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let table = rope_table(shape.size("dims"), 10_000.0, None, Scaling::None, pairs).expect("dims were checked");
     let frequencies = table.frequencies_f32();
     // Ordinary positions count on from an offset; extreme ones restart, go back and end far out.
-    let far = |t: usize| if t % 3 == 0 { 131_071 - t as u32 } else { t as u32 % 3 };
+    let far = |t: usize| if t.is_multiple_of(3) { 131_071 - t as u32 } else { t as u32 % 3 };
     let positions: Vec<u32> = (0..tokens).map(|t| if fill == Fill::Extreme { far(t) } else { 11 + t as u32 }).collect();
     let (magnitude, eps) = (f64::from(1.2f32), f64::from(1e-6f32));
     let backward = shape.size("backward") == 1;

@@ -21,7 +21,12 @@ pub static OP: GpuOp = GpuOp {
             constraints: Vec::new(),
             default: Config::new().with("THREADS", 128),
         },
-        cost: |s| Cost { flops: 2 * s.size("n") as u64, int8_ops: 0, read_bytes: 8 * s.size("n") as u64, write_bytes: 4 },
+        cost: |s| Cost {
+            flops: 2 * s.size("n") as u64,
+            int8_ops: 0,
+            read_bytes: 8 * s.size("n") as u64,
+            write_bytes: 4,
+        },
         cases: |s| vec![s.clone()],
         problem,
         steps,
