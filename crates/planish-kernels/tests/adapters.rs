@@ -6,6 +6,8 @@ use planish_kernels::gpu::conv1d::reference::Conv1d;
 use planish_kernels::gpu::gdn_recurrent::reference::{Gdn, Sizes};
 use planish_kernels::gpu::lora::reference::Lora;
 use planish_kernels::gpu::lora_backward::reference::Backward;
+use planish_kernels::gpu::rms_norm_lora::reference::norm;
+use planish_kernels::gpu::swiglu_linear::reference::swiglu_linear;
 
 type Tensors = BTreeMap<String, Vec<f64>>;
 
@@ -35,6 +37,28 @@ fn lora_and_its_gradients() {
     check("dx", &back.dx(), &t["dx"], 1e-12);
     check("da", &back.da(&vec![0.0; a.len()]), &t["da"], 1e-12);
     check("db", &back.db(&vec![0.0; b.len()]), &t["db"], 1e-12);
+}
+
+#[test]
+fn mlp_and_norm() {
+    let map = |x, w, cols, outs| Lora::<f64> {
+        x,
+        w,
+        bias: &[],
+        a: &[],
+        b: &[],
+        adapter: &[],
+        dims: [cols, outs, 0],
+        scale: 0.0,
+    };
+    let t = golden("mlp");
+    let h = swiglu_linear(&map(&t["x"], &t["wg"], 4, 6), &map(&t["x"], &t["wu"], 4, 6));
+    check("mlp", &map(&h, &t["wd"], 6, 4).y(), &t["y"], 1e-12);
+    let t = golden("rms_norm_lora");
+    let n = norm(&t["x"], &t["gamma"], 1e-5);
+    let (w, a, b) = (&t["w"], &t["a"], &t["b"]);
+    let y = Lora { x: &n, w, bias: &[], a, b, adapter: &[], dims: [5, 3, 2], scale: 0.75 }.y();
+    check("rms_norm_lora", &y, &t["y"], 1e-12);
 }
 
 #[test]

@@ -56,5 +56,8 @@ fn an_adapter_of_zeros_leaves_the_base_its_bits() {
     for ty in ["f32", "f16", "bf16"] {
         let sizes = format!("rows=7,cols=37,rank=5,type={ty}");
         check("lora", &format!("{sizes},outs=19,adapters=0,bias=1"), &[4], &[3, 4, 6]);
+        check("rms_norm_lora", &format!("{sizes},outs=19"), &[4], &[3, 4, 5]);
+        check("swiglu_linear", &format!("{sizes},outs=19"), &[4, 6], &[3, 4, 5, 6, 7]);
+        check("mlp", &format!("{sizes},inter=19"), &[4, 6, 9], &[3, 4, 5, 6, 8, 9, 10]);
     }
 }

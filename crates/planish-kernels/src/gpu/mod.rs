@@ -75,6 +75,9 @@ gpu_ops! {
     attention_varlen,
     attention_decode,
     attention_backward,
+    swiglu_linear,
+    mlp,
+    rms_norm_lora,
 }
 
 /// The op called `name`.
