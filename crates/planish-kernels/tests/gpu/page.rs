@@ -47,21 +47,40 @@ pub fn page(backend: &dyn Backend, proofs: &[(&str, Proof)]) -> String {
 /// Parameters and constraints over all shapes of `op`.
 fn space(backend: &dyn Backend, op: &GpuOp) -> (String, String) {
     let machine = Machine { backend, isa: Isa::Portable };
-    let (mut parameters, mut constraints) = (Vec::<String>::new(), BTreeSet::new());
+    let (mut parameters, mut constraints) = (Vec::<(&str, Vec<String>)>::new(), BTreeSet::new());
     for shape in op.shapes() {
         let space = (op.op.space)(&shape, &machine);
         for p in &space.params {
-            if parameters.iter().any(|known| known.starts_with(&format!("{} ", p.name))) {
-                continue;
+            let at = parameters.iter().position(|(name, _)| *name == p.name).unwrap_or_else(|| {
+                parameters.push((p.name, Vec::new()));
+                parameters.len() - 1
+            });
+            let values = space.default.get(p.name).into_iter().chain(&p.values).map(ToString::to_string);
+            for value in values.collect::<Vec<_>>() {
+                if !parameters[at].1.contains(&value) {
+                    parameters[at].1.push(value);
+                }
             }
-            let default = space.default.get(p.name);
-            let others = p.values.iter().filter(|v| Some(*v) != default);
-            let values: Vec<String> = default.into_iter().chain(others).map(ToString::to_string).collect();
-            parameters.push(format!("{} {}", p.name, values.join(" ")));
         }
-        constraints.extend(space.constraints.iter().map(|c| c.name.replace('|', "\\|")));
+        constraints.extend(space.constraints.iter().map(|c| general(&c.name)));
     }
+    let parameters: Vec<String> =
+        parameters.iter().map(|(name, values)| format!("{name} {}", values.join(" "))).collect();
     (parameters.join("; "), Vec::from_iter(constraints).join("; "))
+}
+
+/// A constraint's name for all shapes: numbers become N, and bars do not end the cell.
+fn general(name: &str) -> String {
+    let mut out = String::new();
+    for c in name.chars() {
+        match c {
+            '0'..='9' if out.ends_with('N') => {}
+            '0'..='9' => out.push('N'),
+            '|' => out.push_str("\\|"),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// The page without what depends on the compiler: the last column of the GPU table.
