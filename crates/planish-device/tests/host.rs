@@ -27,6 +27,7 @@ struct Run<'a> {
     params: &'a [u32],
     groups: u32,
     threads: u32,
+    dynamic_bytes: u32,
 }
 
 impl Run<'_> {
@@ -42,7 +43,7 @@ impl Run<'_> {
             params: Params::words(self.params),
             tasks: self.groups,
             threads: self.threads,
-            scratch_bytes: 0,
+            scratch_bytes: self.dynamic_bytes,
             overlap: false,
         };
         host.submit(&host.record(&[launch])?)?;
@@ -65,7 +66,8 @@ const P: &str = "struct P { uint n; };\n";
 fn refused(mode: Mode, body: &str, says: &str) {
     let Some(host) = executor(mode) else { return };
     let text = format!("{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1))\n{{\n{body}\n}}\n");
-    let run = Run { text: &text, constants: &[], bytes: &[256], params: &[64], groups: 2, threads: 64 };
+    let run =
+        Run { text: &text, constants: &[], bytes: &[256], params: &[64], groups: 2, threads: 64, dynamic_bytes: 0 };
     let error = run.on(host).expect_err("a fault").to_string();
     assert!(error.contains(says), "wanted {says:?}: {error}");
 }
@@ -121,7 +123,8 @@ KERNEL_GRID(k, ATOMIC(uint, sync, 0), INOUT(uint, a, 1), OUT(uint, y, 2), PARAMS
     for mode in [Mode::Checked, Mode::Address, Mode::Thread] {
         let Some(host) = executor(mode) else { return };
         let constants = &[("SPEC_ROUNDS", 5)];
-        let run = Run { text: &text, constants, bytes: &[8, 16, 80], params: &[0], groups: 4, threads: 64 };
+        let run =
+            Run { text: &text, constants, bytes: &[8, 16, 80], params: &[0], groups: 4, threads: 64, dynamic_bytes: 0 };
         let out = run.on(host).unwrap_or_else(|e| panic!("{}: {e}", mode.name()));
         let wanted: Vec<u32> = (0..4).flat_map(|_| (1..=5).map(|r| 4 * r)).collect();
         assert_eq!(words(&out[2]), wanted, "{}", mode.name());
@@ -132,7 +135,15 @@ KERNEL_GRID(k, ATOMIC(uint, sync, 0), INOUT(uint, a, 1), OUT(uint, y, 2), PARAMS
 fn launches_that_do_not_fit_the_kernel_are_refused() {
     let Some(host) = executor(Mode::Checked) else { return };
     let text = format!("SPEC_U32(N, 0)\n{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1)) {{ y[TID] = N; }}\n");
-    let good = || Run { text: &text, constants: &[("SPEC_N", 7)], bytes: &[128], params: &[0], groups: 1, threads: 32 };
+    let good = || Run {
+        text: &text,
+        constants: &[("SPEC_N", 7)],
+        bytes: &[128],
+        params: &[0],
+        groups: 1,
+        threads: 32,
+        dynamic_bytes: 0,
+    };
     assert_eq!(words(&good().on(host).expect("a launch that fits")[0]), [7; 32]);
     let says = |run: Run<'_>, what: &str| {
         let error = run.on(host).expect_err(what).to_string();
@@ -157,7 +168,8 @@ fn a_crash_and_a_hang_are_errors_of_their_launch() {
     let text = |body: &str| format!("{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1)) {{ {body} y[TID] = p.n; }}\n");
     let run = |body: &str| {
         let text = text(body);
-        Run { text: &text, constants: &[], bytes: &[128], params: &[9], groups: 1, threads: 32 }.on(&host)
+        Run { text: &text, constants: &[], bytes: &[128], params: &[9], groups: 1, threads: 32, dynamic_bytes: 0 }
+            .on(&host)
     };
     let crash = run("if (TID == 0) __builtin_trap();").expect_err("a crash");
     assert!(crash.to_string().contains("ended its process"), "{crash}");
@@ -165,4 +177,33 @@ fn a_crash_and_a_hang_are_errors_of_their_launch() {
     assert_eq!(hang.kind(), ErrorKind::Timeout, "{hang}");
     // The executor goes on with the next launch.
     assert_eq!(words(&run("").expect("a right kernel")[0]), [9; 32]);
+}
+
+#[test]
+fn the_launch_decides_the_size_of_dynamic_memory() {
+    let text = format!(
+        "{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1))
+{{
+    SHARED(uint, fixed, 64);
+    SHARED_DYNAMIC(uint, s);
+    fixed[TID] = TID;
+    s[p.n + TID] = TID;
+    TG_BARRIER();
+    if (TG_X == 1) y[TID] = s[p.n + 63 - TID] + fixed[63 - TID];
+}}
+"
+    );
+    for mode in [Mode::Checked, Mode::Address, Mode::Thread] {
+        let Some(host) = executor(mode) else { return };
+        let bytes = &[256];
+        let run = |n, dynamic_bytes| {
+            Run { text: &text, constants: &[], bytes, params: &[n], groups: 2, threads: 64, dynamic_bytes }.on(host)
+        };
+        let out = run(3, 4 * 67).unwrap_or_else(|e| panic!("{}: {e}", mode.name()));
+        assert_eq!(words(&out[0]), (0..64).rev().map(|t| 2 * t).collect::<Vec<u32>>(), "{}", mode.name());
+        if mode != Mode::Thread {
+            let error = run(4, 4 * 67).expect_err("past the end").to_string();
+            assert!(error.contains("s[67] of 67") || error.contains("heap-buffer-overflow"), "{error}");
+        }
+    }
 }

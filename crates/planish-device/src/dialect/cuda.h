@@ -61,6 +61,7 @@ INLINE uint table16(uint4 t, uint codes) {
 #define LPTR(T) T*
 #define DCAST(T, p) ((T*)(p))
 #define SHARED(T, n, N) __shared__ __align__(16) T n[N]
+#define SHARED_DYNAMIC(T, n) extern __shared__ __align__(16) uchar n##_bytes[]; T* n = (T*)n##_bytes
 #define SPEC_U32(n, i) constexpr uint n = SPEC_##n;
 #define SPEC_BOOL(n, i) constexpr bool n = SPEC_##n;
 #define CONST_TABLE(T, n, N) static __device__ const T n[N]

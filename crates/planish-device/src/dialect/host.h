@@ -177,6 +177,14 @@ template <class T, size_t N> tptr<T> shared(Slot& s, const char* name) {
     return {(T*)b.bytes, (T*)b.bytes, b.cells, N, name};
 #endif
 }
+template <class T> tptr<T> dynamic(const char* name) {
+    size_t elements; const Block b = dynamic_block(sizeof(T), elements, name);
+#ifdef EXEC_RAW
+    return (T*)b.bytes;
+#else
+    return {(T*)b.bytes, (T*)b.bytes, b.cells, elements, name};
+#endif
+}
 }  // namespace exec
 
 // Declarations.
@@ -200,6 +208,7 @@ template <class T, size_t N> tptr<T> shared(Slot& s, const char* name) {
 #define LPTR(T) T*
 #define DCAST(T, p) (::exec::dcast<T>(p))
 #define SHARED(T, n, N) static ::exec::Slot n##_slot; ::exec::tptr<T> n = ::exec::shared<T, (N)>(n##_slot, #n)
+#define SHARED_DYNAMIC(T, n) ::exec::tptr<T> n = ::exec::dynamic<T>(#n)
 #define SPEC_U32(n, i) static const ::exec::Constant<uint> n(#n);
 #define SPEC_BOOL(n, i) static const ::exec::Constant<bool> n(#n);
 #define CONST_TABLE(T, n, N) static const T n[N]

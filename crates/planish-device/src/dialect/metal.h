@@ -58,6 +58,11 @@ inline uint table16(uint4 t, uint codes) {
 #ifndef SHARED
 #define SHARED(T, n, N) threadgroup T n[N]
 #endif
+// Bytes of the one array whose size the launch decides; on Metal the backend compiles them in.
+#ifndef DYNAMIC_BYTES
+#define DYNAMIC_BYTES 16
+#endif
+#define SHARED_DYNAMIC(T, n) SHARED(T, n, DYNAMIC_BYTES / sizeof(T))
 #ifndef SPEC_U32
 #define SPEC_U32(n, i) constant uint n [[function_constant(i)]];
 #define SPEC_BOOL(n, i) constant bool n [[function_constant(i)]];

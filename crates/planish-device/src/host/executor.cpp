@@ -45,7 +45,7 @@ static Bytes aligned(size_t bytes) {
 struct Shared { size_t bytes = 0; Bytes mem; std::vector<Cell> cells; uint64_t serial = 0; };
 struct Group {
     Simd simd[MOST_THREADS / LANES]; uint32_t first = 0, waiting = 0, done = 0, epoch = 1; int line = 0; uint64_t serial = 0; size_t used = 0;
-    std::deque<Shared> shared; Bytes dynamic;
+    std::deque<Shared> shared; Bytes dynamic; std::vector<Cell> dynamic_cells; bool dynamic_bound = false;
     Bytes tokens;        // addresses by which the thread sanitizer knows the barriers, fresh for every group: its own, then its SIMD groups'
 };
 
@@ -281,7 +281,16 @@ Block shared_block(uint32_t slot, size_t elements, size_t element_bytes, const c
     } else acquire(s.mem.get());
     return {s.mem.get(), s.cells.data()};
 }
-unsigned char* dynamic_memory(uint64_t& bytes) { bytes = dynamic_bytes; return current->group->dynamic.get(); }
+Block dynamic_block(size_t element_bytes, size_t& elements, const char* name) {
+    Group& g = *current->group; elements = dynamic_bytes / element_bytes;
+    if (!g.dynamic_bound) {
+        g.dynamic_bound = true; count_shared(g, dynamic_bytes, name);
+#ifndef EXEC_RAW
+        g.dynamic_cells.assign(elements, Cell{});
+#endif
+    }
+    return {g.dynamic.get(), g.dynamic_cells.data()};
+}
 static bool ordered(uint32_t epoch, uint32_t simd_epoch, uint32_t thread) {
     const Group& g = *current->group;
     return epoch < g.epoch || thread == ids.thread || (thread / LANES == ids.thread / LANES && simd_epoch < my_simd().epoch);
@@ -311,7 +320,7 @@ static bool run_groups(uint32_t first, uint32_t n) {
         Group& it = groups[g];
         it.serial = ++serials; it.first = g * threads; it.used = 0; it.done = it.waiting = 0; it.epoch = 1;
         garbage.push_back(std::move(it.tokens)); garbage.push_back(std::move(it.dynamic));
-        it.tokens = aligned(1 + MOST_THREADS / LANES); it.dynamic = aligned(dynamic_bytes); memset(it.dynamic.get(), 0xff, dynamic_bytes);
+        it.tokens = aligned(1 + MOST_THREADS / LANES); it.dynamic = aligned(dynamic_bytes); it.dynamic_bound = false; memset(it.dynamic.get(), 0xff, dynamic_bytes);
         while (it.shared.size() < MOST_SLOTS) it.shared.emplace_back();
         for (Simd& s : it.simd) { s.waiting = 0; s.epoch = 1; }
     }

@@ -14,7 +14,6 @@ extern uint32_t grid_groups;           // groups of the launch
 struct Arg { unsigned char* ptr; uint64_t len; };
 extern const Arg* args;                // of the launch, in the kernel's order, the parameter block last
 extern uint32_t n_args;
-extern unsigned char* dynamic_memory(uint64_t& bytes);   // dynamic shared memory of this group
 
 // Rendezvous of the 32 lanes of a SIMD group; op and line name the call site, so that divergence is reported by name.
 uint32_t* simd_post(uint32_t bits, const char* op, int line);
@@ -29,6 +28,7 @@ struct Cell { uint32_t w_epoch, r_epoch, w_simd, r_simd; uint16_t w_thread, r_th
 struct Block { unsigned char* bytes; Cell* cells; };
 uint32_t new_slot();
 Block shared_block(uint32_t slot, size_t elements, size_t element_bytes, const char* name);
+Block dynamic_block(size_t element_bytes, size_t& elements, const char* name);   // the array whose size the launch decides
 void check_read(Cell* c, const char* name, size_t i);
 void check_write(Cell* c, const char* name, size_t i);
 void atomic_guard(void* address);      // orders atomic operations for the race detector
