@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use planish_device::{Launch, Params, Slice, Source};
 use planish_tune::{Config, Param, Rejection, Value};
 
-use crate::op::{Dtype, Machine};
+use crate::op::{Dtype, Machine, Shape};
 
 /// Kernel text in parts, each with the file name that compilers shall report.
 pub struct Text(pub &'static [(&'static str, &'static str)]);
@@ -90,6 +90,16 @@ pub fn ints(name: &'static str, trades: &'static str, values: &[i64]) -> Param {
     Param { name, trades, values: values.iter().map(|v| Value::Int(*v)).collect() }
 }
 
+/// The float type of tensors, under `type` of a shape that was checked.
+pub fn io(shape: &Shape) -> Dtype {
+    Dtype::float(shape.name("type")).expect("shape was checked")
+}
+
+/// Whether `type` of a shape names a float type; its other fields are the op's to check.
+pub fn check_io(shape: &Shape) -> Result<(), String> {
+    Dtype::float(shape.name("type")).map(drop).ok_or_else(|| format!("{shape}: type is f32, f16 or bf16"))
+}
+
 /// The number by which kernel text tells float types apart, in constant `SHAPE_IO`.
 pub fn io_code(dtype: Dtype) -> i64 {
     match dtype {
@@ -117,6 +127,14 @@ pub const LOSS: (&str, &str) = ("include/cross_entropy.k", include_str!("include
 /// The text that both passes of a linear cross entropy share; it needs that of losses before it.
 pub const LINEAR_LOSS: (&str, &str) =
     ("include/linear_cross_entropy.k", include_str!("include/linear_cross_entropy.k"));
+
+/// `shape` with each size at most the given one, for cases that stand in for a large shape.
+pub fn at_most(shape: &Shape, sizes: &[(&str, usize)]) -> Shape {
+    sizes.iter().fold(shape.clone(), |s, (name, most)| {
+        let n = s.size(name).min(*most) as i64;
+        s.with(name, n)
+    })
+}
 
 #[cfg(test)]
 mod tests {

@@ -83,10 +83,11 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
     let mut all = vec![space.default.clone()];
     let legal = |c: &Config| space.violated(c).is_none();
     // Of the legal configurations the first and the last in parameter order, which need not be the extremes of each.
-    let every: Vec<Config> = space.candidates().into_iter().skip(1).filter(|c| legal(c)).collect();
-    all.extend(every.first().cloned());
+    let candidates = space.candidates();
+    let others = &candidates[1..];
+    all.extend(others.iter().find(|c| legal(c)).cloned());
     if depth == Depth::Corners {
-        all.extend(every.last().cloned());
+        all.extend(others.iter().rfind(|c| legal(c)).cloned());
         for p in &space.params {
             let off = p.values.iter().map(|v| space.default.clone().with(p.name, v.clone()));
             let mut off = off.filter(|c| *c != space.default && legal(c));

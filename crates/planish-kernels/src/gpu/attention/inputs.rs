@@ -1,7 +1,8 @@
 //! What the ops of attention share: their heads, inputs, and expected outputs.
 
 use crate::data::{self, Rng};
-use crate::op::{Attrs, Dtype, Fill, Shape};
+use crate::gpu::text::check_io;
+use crate::op::{Attrs, Fill, Shape};
 use crate::reference::{Real, lift};
 
 use super::reference::{self, Mask};
@@ -38,14 +39,9 @@ impl Heads {
     }
 }
 
-/// The type of a checked shape's tensors.
-pub fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 /// Checks what every shape of attention has, and that the sizes `rows` are not too large.
 pub fn check(s: &Shape, rows: &[&str]) -> Result<(), String> {
-    Dtype::float(s.name("type")).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))?;
+    check_io(s)?;
     let (heads, kv_heads) = (s.size("heads"), s.size("kv_heads"));
     if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(format!("{s}: {kv_heads} key heads do not divide {heads} heads"));

@@ -9,9 +9,9 @@ use planish_tune::{Config, Rejection};
 
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::text::{IO, KernelLaunch, Text, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
 use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use inputs::{Both, Heads, io};
+use inputs::{Both, Heads};
 use reference::Mask;
 
 /// Arguments: q `[sequences][heads][queries][head_dim]`, k and v `[sequences][kv_heads][keys][head_dim]`, o like q, all of

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use planish_tune::{Config, Constraint, Rejection, Space};
 
-use super::inputs::io;
 use crate::gpu::Tier;
-use crate::gpu::text::{ints, io_code, knob};
+use crate::gpu::text::{ints, io, io_code, knob};
 use crate::op::{Machine, Shape};
 
 /// The rows that a group of a forward kernel owns, and those of the tiles that it walks.

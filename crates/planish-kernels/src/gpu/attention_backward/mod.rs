@@ -7,10 +7,10 @@ use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::attention::inputs::{self, Both, Heads, io};
+use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::space::{constraint, row_sets, static_bytes};
 use crate::gpu::attention::{self, SIZES};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, ints, io, io_code, knob};
 use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::Dense;
 

@@ -6,10 +6,10 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::attention::inputs::{self, Both, Heads, io};
+use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::reference::Mask;
 use crate::gpu::attention::space::{constraint, static_bytes};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;

@@ -7,10 +7,10 @@ use planish_tune::{Config, Rejection};
 
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::attention::inputs::{self, Both, Heads, io};
+use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::reference::Mask;
 use crate::gpu::attention::space;
-use crate::gpu::text::{IO, KernelLaunch, Text, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
 use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 

@@ -6,9 +6,9 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use reference::Conv1d;
 
@@ -23,7 +23,7 @@ pub static OP: GpuOp = GpuOp {
             if s.size("channels") == 0 || s.size("taps") == 0 {
                 return Err(format!("{s}: channels and taps are at least 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |_, machine| Space {
             params: vec![
@@ -67,10 +67,6 @@ pub static OP: GpuOp = GpuOp {
 };
 
 const TEXT: Text = Text(&[IO, ("conv1d.k", include_str!("conv1d.k"))]);
-
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
 
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
     let names = ["batch", "steps", "channels", "taps", "mask", "init"];

@@ -7,11 +7,11 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::Rng;
-use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
-use shared::{Targets, io, loss_of, reduce, words};
+use shared::{Targets, loss_of, reduce, words};
 
 /// Arguments: x `[tokens][vocab]`, targets u32 `[tokens]`, loss and lse f32 `[tokens]`, total f32 `[2]` (the reduced
 /// loss, and how many tokens count). Attributes in `shared`.

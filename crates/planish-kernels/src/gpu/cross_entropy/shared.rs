@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::reference::{Loss, Reduction};
 use crate::data::{self, Rng};
 use crate::gpu::Tier;
-use crate::gpu::text::{KernelLaunch, Text};
+use crate::gpu::text::{KernelLaunch, Text, check_io};
 use crate::op::{Arg, Attrs, Dtype, Expected, Fill, Shape};
 
 /// Threads of the launch that adds losses.
@@ -25,12 +25,7 @@ pub fn check(s: &Shape, sizes: &[&str]) -> Result<(), String> {
         }
     }
     Reduction::of(s.name("reduction")).ok_or_else(|| format!("{s}: reduction is none, sum or mean"))?;
-    Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
-}
-
-/// The type of tensors.
-pub fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
+    check_io(s)
 }
 
 /// The loss of a call.

@@ -7,9 +7,9 @@ use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
 use crate::gpu::cross_entropy::reference::{Loss, Reduction, cross_entropy};
-use crate::gpu::cross_entropy::shared::{self, Targets, io, loss_of, words};
+use crate::gpu::cross_entropy::shared::{self, Targets, loss_of, words};
 use crate::gpu::expect::outputs;
-use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;

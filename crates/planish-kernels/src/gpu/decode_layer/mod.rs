@@ -9,9 +9,9 @@ use planish_device::Launch;
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::rope::Pairs;
 use reference::{Layer, Weights};
 
@@ -85,10 +85,6 @@ fn check(s: &Shape) -> Result<(), String> {
         return Err(format!("{s}: tensors have under 2^32 elements"));
     }
     Ok(())
-}
-
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
 }
 
 fn qkv_rows(s: &Shape) -> usize {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
-use super::gdn_recurrent::{Inputs, SHAPES, cases, check, cost, io, outputs, params, sizes};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use super::gdn_recurrent::{Inputs, SHAPES, cases, check, cost, outputs, params, sizes};
+use crate::gpu::text::{IO, KernelLaunch, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Fill, Machine, Op, OpCall, Problem, Shape};
 

@@ -6,7 +6,7 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -65,12 +65,7 @@ pub(super) fn check(s: &Shape) -> Result<(), String> {
     if !(1..=256).contains(&z.key_dim) {
         return Err(format!("{s}: key_dim is 1 to 256"));
     }
-    Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
-}
-
-/// The float type of a checked shape.
-pub(super) fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
+    check_io(s)
 }
 
 /// The sizes of a shape.

@@ -7,7 +7,7 @@ use planish_tune::{Config, Rejection};
 
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::text::{IO, KernelLaunch, Text};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io};
 use crate::gpu::tiles::{self, Product, TILE, WALK};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::Gemm;
@@ -69,7 +69,7 @@ fn check(shape: &Shape) -> Result<(), String> {
     if !["nt", "nn", "tn"].contains(&shape.name("layout")) {
         return Err(format!("{shape}: layout is nt, nn or tn"));
     }
-    Dtype::float(shape.name("type")).ok_or_else(|| format!("{shape}: type is f32, f16 or bf16"))?;
+    check_io(shape)?;
     let [m, n, k] = ["m", "n", "k"].map(|n| shape.size(n));
     // Kernels count elements in 32 bits.
     match [m * n, m * k, n * k].iter().max() {

@@ -8,8 +8,8 @@ use planish_tune::{Config, Rejection};
 
 use crate::data::Rng;
 use crate::gpu::GpuOp;
-use crate::gpu::cross_entropy::shared::{self as loss, io, loss_of, reduce, words};
-use crate::gpu::text::{IO, KernelLaunch, LINEAR_LOSS, LOSS, REDUCE, Text};
+use crate::gpu::cross_entropy::shared::{self as loss, loss_of, reduce, words};
+use crate::gpu::text::{IO, KernelLaunch, LINEAR_LOSS, LOSS, REDUCE, Text, io};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use shared::{LEAST_CHUNK, PLAIN_THREADS, Tiles};

@@ -7,8 +7,8 @@ use super::reference::logits;
 use crate::data::{self, Rng};
 use crate::gpu::Tier;
 use crate::gpu::cross_entropy::reference::Loss;
-use crate::gpu::cross_entropy::shared::{self, Targets, io, threads_within};
-use crate::gpu::text::{KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::cross_entropy::shared::{self, Targets, threads_within};
+use crate::gpu::text::{KernelLaunch, Text, ints, io, io_code, knob};
 use crate::op::{Arg, Fill, Machine, Shape};
 use crate::reference::lift;
 

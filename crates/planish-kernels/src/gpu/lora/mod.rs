@@ -8,7 +8,7 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -27,7 +27,7 @@ pub static OP: GpuOp = GpuOp {
             if !sizes {
                 return Err(format!("{s}: cols and outs are at least 1, bias is 0 or 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |s, machine| tiles([s.size("rows"), s.size("outs")], machine),
         cost,
@@ -62,11 +62,6 @@ pub(super) const SKINNY: (&str, &str) = ("skinny.k", include_str!("../include/sk
 pub(super) const SKINNY_DOTS: usize = 4;
 
 const TEXT: Text = Text(&[IO, TILE, SKINNY, ("lora.k", include_str!("lora.k"))]);
-
-/// The float type of a checked shape.
-pub(super) fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
 
 /// The tiles to try for a result of `rows` by `cols`: none is twice as large as the result.
 pub(super) fn tiles([rows, cols]: [usize; 2], machine: &Machine<'_>) -> Space {

@@ -5,10 +5,10 @@ pub mod reference;
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
-use super::lora::{SKINNY, TILE, Tile, io, tiles, weights};
+use super::lora::{SKINNY, TILE, Tile, tiles, weights};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::text::{IO, Text};
+use crate::gpu::text::{IO, Text, check_io, io};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use reference::Backward;
@@ -25,7 +25,7 @@ pub static OP: GpuOp = GpuOp {
             if s.size("cols") == 0 || s.size("outs") == 0 {
                 return Err(format!("{s}: cols and outs are at least 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |s, machine| tiles([s.size("rows"), s.size("cols")], machine),
         cost: |s| {

@@ -9,7 +9,7 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::linear::{self, Extras, Operands, Parts};
 use crate::gpu::teams::{self, TEAMS};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::op::{Arg, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use reference::Affine;
@@ -60,13 +60,9 @@ pub static OP: GpuOp = GpuOp {
     ],
 };
 
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 fn check(shape: &Shape) -> Result<(), String> {
     shape.check(&["rows", "cols", "bits", "group"], &["type"])?;
-    Dtype::float(shape.name("type")).ok_or_else(|| format!("{shape}: type is f32, f16 or bf16"))?;
+    check_io(shape)?;
     let [rows, cols, bits, group] = ["rows", "cols", "bits", "group"].map(|n| shape.size(n));
     if ![2, 3, 4, 5, 6, 8].contains(&bits) || ![32, 64, 128].contains(&group) {
         return Err(format!("{shape}: codes have 2 to 6 or 8 bits, groups 32, 64 or 128 elements"));

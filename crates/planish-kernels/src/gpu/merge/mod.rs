@@ -6,9 +6,9 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, PHILOX, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, PHILOX, REDUCE, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::{METHODS, Method, Settings};
 
 /// Arguments: base `[rows][cols]`, models `[models][rows][cols]`, weights f32 `[models]`, y `[rows][cols]`, scratch of
@@ -65,7 +65,7 @@ fn method(shape: &Shape) -> Option<(i64, Method)> {
 
 fn check(s: &Shape) -> Result<(), String> {
     s.check(&["rows", "cols", "models"], &["method", "type"])?;
-    Dtype::float(s.name("type")).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))?;
+    check_io(s)?;
     let (_, method) = method(s).ok_or_else(|| format!("{s}: no such method"))?;
     let (n, models) = (s.size("rows") * s.size("cols"), s.size("models"));
     if n == 0 || models == 0 || models > MODELS_MAX || n * models >= 1 << 32 {
@@ -75,10 +75,6 @@ fn check(s: &Shape) -> Result<(), String> {
         return Err(format!("{s}: slerp takes two models"));
     }
     Ok(())
-}
-
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
 }
 
 fn space(_: &Shape, machine: &Machine<'_>) -> Space {

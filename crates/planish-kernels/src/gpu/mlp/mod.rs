@@ -6,11 +6,11 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::lora::reference::Lora;
-use super::lora::{io, weights};
+use super::lora::weights;
 use super::swiglu_linear::{GATED, LINEAR, Linear, both, gated, part, space};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
-use crate::gpu::text::{IO, Text};
+use crate::gpu::text::{IO, Text, at_most, check_io, io};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::{Real, lift};
 
@@ -27,7 +27,7 @@ pub static OP: GpuOp = GpuOp {
             if s.size("cols") == 0 || s.size("inter") == 0 {
                 return Err(format!("{s}: cols and inter are at least 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |s, machine| {
             let (cols, inter) = (s.size("cols"), s.size("inter"));
@@ -44,11 +44,7 @@ pub static OP: GpuOp = GpuOp {
             }
         },
         cases: |s| {
-            let small = [("rows", 5), ("cols", 260), ("inter", 97)];
-            let small = small.iter().fold(s.clone(), |s, (name, most)| {
-                let n = s.size(name).min(*most) as i64;
-                s.with(name, n)
-            });
+            let small = at_most(s, &[("rows", 5), ("cols", 260), ("inter", 97)]);
             vec![small.clone(), small.with("rows", 1)]
         },
         problem,

@@ -7,7 +7,7 @@ use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
 use crate::gpu::expect::outputs;
-use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -20,7 +20,7 @@ pub static OP: GpuOp = GpuOp {
         about: "dx = r (dy w - n mean(dy w n)), dw = sum of dy n; bound by memory",
         check: |s| {
             s.check(&["rows", "cols"], &["type"])?;
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |s, machine| Space {
             params: vec![
@@ -55,10 +55,6 @@ const TEXT: Text = Text(&[IO, REDUCE, ("rms_norm_backward.k", include_str!("rms_
 
 /// Threads that add the parts of dw: SIMD groups enough to keep loads in flight for 32 columns.
 const SUM_THREADS: usize = 256;
-
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
 
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
     let (rows, cols) = (call.shape.size("rows"), call.shape.size("cols"));

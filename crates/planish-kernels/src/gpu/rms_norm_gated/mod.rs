@@ -3,13 +3,13 @@
 pub mod reference;
 
 use planish_device::Launch;
-use planish_tune::{Config, Rejection, Space};
+use planish_tune::{Config, Rejection};
 
 use crate::data::{self, Rng};
 use crate::gpu::expect::outputs;
-use crate::gpu::text::{GATE, IO, KernelLaunch, REDUCE, Text, ints, io_code, knob};
-use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::gpu::text::{GATE, IO, REDUCE, Text, io};
+use crate::gpu::{GpuOp, rms_norm};
+use crate::op::{Arg, Attrs, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 
 /// Arguments: x and z `[rows][cols]`, w f32 `[cols]`, y `[rows][cols]`; attribute `eps`.
@@ -17,15 +17,8 @@ pub static OP: GpuOp = GpuOp {
     op: Op {
         name: "rms_norm_gated",
         about: "y = x rsqrt(mean(x^2) + eps) w silu(z); bound by memory",
-        check: |s| {
-            s.check(&["rows", "cols"], &["type"])?;
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
-        },
-        space: |_, machine| Space {
-            params: vec![ints("THREADS", "loads in flight against a longer reduction", &[32, 64, 128, 256, 512, 1024])],
-            constraints: Vec::new(),
-            default: Config::new().with("THREADS", Tier::on(machine).pick([128, 256, 512, 512])),
-        },
+        check: rms_norm::check,
+        space: rms_norm::space,
         cost: |s| {
             let n = (s.size("rows") * s.size("cols")) as u64;
             let bytes = n * io(s).bytes();
@@ -47,22 +40,8 @@ pub static OP: GpuOp = GpuOp {
 
 const TEXT: Text = Text(&[IO, REDUCE, GATE, ("rms_norm_gated.k", include_str!("rms_norm_gated.k"))]);
 
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
-    let threads = knob(config, "THREADS")?;
-    let launch = KernelLaunch {
-        text: &OP.text,
-        entry: "rms_norm_gated",
-        constants: vec![("THREADS", threads as i64), ("IO", io_code(io(&call.shape)))],
-        params: vec![call.shape.size("cols") as u32, (call.attrs.get("eps") as f32).to_bits()],
-        groups: call.shape.size("rows"),
-        threads,
-        shared_bytes: 0,
-    };
-    Ok(vec![launch.on(machine, call.args.clone())?])
+    rms_norm::launch(&OP.text, call, config, machine)
 }
 
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {

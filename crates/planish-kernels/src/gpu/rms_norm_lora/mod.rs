@@ -6,10 +6,10 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection, Space};
 
 use super::lora::reference::Lora;
-use super::lora::{io, weights};
+use super::lora::weights;
 use super::swiglu_linear::LINEAR;
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, at_most, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -25,7 +25,7 @@ pub static OP: GpuOp = GpuOp {
             if s.size("cols") == 0 || s.size("outs") == 0 {
                 return Err(format!("{s}: cols and outs are at least 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space,
         cost: |s| {
@@ -39,11 +39,7 @@ pub static OP: GpuOp = GpuOp {
             }
         },
         cases: |s| {
-            let small = [("rows", 5), ("cols", 260), ("outs", 97)];
-            let small = small.iter().fold(s.clone(), |s, (name, most)| {
-                let n = s.size(name).min(*most) as i64;
-                s.with(name, n)
-            });
+            let small = at_most(s, &[("rows", 5), ("cols", 260), ("outs", 97)]);
             vec![small.clone(), small.with("rows", 1)]
         },
         problem,

@@ -6,9 +6,9 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::{lift, rope::Pairs};
 use crate::rope_table::{Scaling, rope_table};
 use reference::Turn;
@@ -48,10 +48,6 @@ const TEXT: Text = Text(&[IO, ("rope.k", include_str!("rope.k"))]);
 /// Pairs for which the kernel has room.
 const MOST_PAIRS: usize = 512;
 
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 fn pairs(s: &Shape) -> Option<Pairs> {
     match s.name("pairs") {
         "halves" => Some(Pairs::Halves),
@@ -70,7 +66,7 @@ fn check(s: &Shape) -> Result<(), String> {
         return Err(format!("{s}: norm and backward are 0 or 1, and a gradient passes the norm in rms_norm_backward"));
     }
     pairs(s).ok_or_else(|| format!("{s}: pairs is halves or neighbours"))?;
-    Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+    check_io(s)
 }
 
 fn space(_: &Shape, machine: &Machine<'_>) -> Space {

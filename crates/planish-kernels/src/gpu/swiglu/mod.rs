@@ -6,9 +6,10 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::text::{GATE, IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::expect::outputs;
+use crate::gpu::text::{GATE, IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use reference::Gate;
 
@@ -40,15 +41,11 @@ pub static OP: GpuOp = GpuOp {
 
 const TEXT: Text = Text(&[IO, GATE, ("swiglu.k", include_str!("swiglu.k"))]);
 
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 /// Also the check of the backward pass, which has the same fields.
 pub(super) fn check(s: &Shape) -> Result<(), String> {
     s.check(&["n"], &["gate", "type"])?;
     Gate::of(s.name("gate")).ok_or_else(|| format!("{s}: gate is silu or gelu"))?;
-    Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+    check_io(s)
 }
 
 pub(super) fn gate(shape: &Shape) -> Gate {
@@ -68,11 +65,21 @@ pub(super) fn space(_: &Shape, machine: &Machine<'_>) -> Space {
 }
 
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
+    launch(&OP.text, call, config, machine)
+}
+
+/// The launch of either pass, whose entry point has the op's name.
+pub(super) fn launch(
+    text: &Text,
+    call: &OpCall,
+    config: &Config,
+    machine: &Machine<'_>,
+) -> Result<Vec<Launch>, Rejection> {
     let n = call.shape.size("n");
     let (threads, elems) = (knob(config, "THREADS")?, knob(config, "ELEMS")?);
     let launch = KernelLaunch {
-        text: &OP.text,
-        entry: "swiglu",
+        text,
+        entry: call.op.name,
         constants: vec![
             ("THREADS", threads as i64),
             ("ELEMS", elems as i64),
@@ -92,14 +99,12 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let mut rng = Rng::new(seed);
     let (mut a, mut b) = (arguments(&mut rng, n, fill), data::floats(&mut rng, n, Fill::Random));
     let (bytes_a, bytes_b) = (data::rounded(&mut a, io), data::rounded(&mut b, io));
-    let y64 = reference::swiglu::<f64>(&lift(&a), &lift(&b), gate(shape));
-    let y32 = reference::swiglu::<f32>(&a, &b, gate(shape));
-    Problem {
-        shape: shape.clone(),
-        attrs: Attrs::new(),
-        args: vec![Arg::In(bytes_a), Arg::In(bytes_b), Arg::Out(Expected::float(io, y64, &y32))],
-        label: format!("{fill:?} seed={seed}"),
-    }
+    let mut args = vec![Arg::In(bytes_a), Arg::In(bytes_b)];
+    args.extend(outputs(fill, [(io, n)], || {
+        let gate = gate(shape);
+        ([reference::swiglu::<f64>(&lift(&a), &lift(&b), gate)], [reference::swiglu::<f32>(&a, &b, gate)])
+    }));
+    Problem { shape: shape.clone(), attrs: Attrs::new(), args, label: format!("{fill:?} seed={seed}") }
 }
 
 /// Arguments of a gate; extreme ones begin with zeros of both signs and go up to 1e4 either way.

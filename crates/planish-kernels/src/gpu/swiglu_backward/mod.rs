@@ -8,9 +8,9 @@ use planish_tune::{Config, Rejection};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::expect::outputs;
-use crate::gpu::swiglu::{arguments, check, gate, space};
-use crate::gpu::text::{GATE, IO, KernelLaunch, Text, io_code, knob};
-use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::gpu::swiglu::{arguments, check, gate, launch, space};
+use crate::gpu::text::{GATE, IO, Text, io};
+use crate::op::{Arg, Attrs, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 
 /// Arguments: a, b, dy, da, db, each `[n]` of the shape's type.
@@ -46,28 +46,8 @@ pub static OP: GpuOp = GpuOp {
 
 const TEXT: Text = Text(&[IO, GATE, ("swiglu_backward.k", include_str!("swiglu_backward.k"))]);
 
-fn io(shape: &Shape) -> Dtype {
-    Dtype::float(shape.name("type")).expect("shape was checked")
-}
-
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
-    let n = call.shape.size("n");
-    let (threads, elems) = (knob(config, "THREADS")?, knob(config, "ELEMS")?);
-    let launch = KernelLaunch {
-        text: &OP.text,
-        entry: "swiglu_backward",
-        constants: vec![
-            ("THREADS", threads as i64),
-            ("ELEMS", elems as i64),
-            ("GATE", gate(&call.shape) as i64),
-            ("IO", io_code(io(&call.shape))),
-        ],
-        params: vec![n as u32],
-        groups: n.div_ceil(threads * elems),
-        threads,
-        shared_bytes: 0,
-    };
-    Ok(vec![launch.on(machine, call.args.clone())?])
+    launch(&OP.text, call, config, machine)
 }
 
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {

@@ -8,9 +8,9 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
 use super::lora::reference::Lora;
-use super::lora::{io, weights};
+use super::lora::weights;
 use crate::data::{self, Rng};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, Text, at_most, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -26,7 +26,7 @@ pub static OP: GpuOp = GpuOp {
             if s.size("cols") == 0 || s.size("outs") == 0 {
                 return Err(format!("{s}: cols and outs are at least 1"));
             }
-            Dtype::float(s.name("type")).map(drop).ok_or_else(|| format!("{s}: type is f32, f16 or bf16"))
+            check_io(s)
         },
         space: |s, machine| space([s.size("rows"), s.size("cols"), s.size("outs")], machine),
         cost: |s| {
@@ -40,11 +40,7 @@ pub static OP: GpuOp = GpuOp {
             }
         },
         cases: |s| {
-            let small = [("rows", 5), ("cols", 260), ("outs", 97)];
-            let small = small.iter().fold(s.clone(), |s, (name, most)| {
-                let n = s.size(name).min(*most) as i64;
-                s.with(name, n)
-            });
+            let small = at_most(s, &[("rows", 5), ("cols", 260), ("outs", 97)]);
             vec![small.clone(), small.with("rows", 1)]
         },
         problem,
