@@ -57,13 +57,7 @@ fn cpu() -> Cpu {
 }
 
 fn shape(fields: &str) -> Shape {
-    fields.split(',').fold(Shape::new(), |s, f| {
-        let (name, value) = f.split_once('=').expect("name=value");
-        match value.parse::<i64>() {
-            Ok(v) => s.with(name, v),
-            Err(_) => s.with(name, value),
-        }
-    })
+    fields.parse().expect("a shape")
 }
 
 fn runs() -> &'static AtomicU32 {

@@ -3,9 +3,9 @@
 #![allow(clippy::print_stdout)]
 
 mod processes;
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::PathBuf;
 
 use planish_device::cuda::nvrtc::Nvrtc;
@@ -13,11 +13,7 @@ use planish_device::{Backend, Cpu, CpuOptions, Cuda, CudaOptions, Init, Launch, 
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::{self, GpuOp, record, tier};
 use planish_kernels::op::Machine;
-
-/// Past the test harness's capture, for the table of tiers.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
+use support::tell;
 
 /// Folder of compiled programs.
 fn cache() -> PathBuf {

@@ -2,11 +2,12 @@
 //!
 //! A fault is an edit of the op's own text or launches on their way to the executor, so the rest stays as shipped.
 
+mod support;
+
 use std::ops::Range;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use planish_device::host::{Host, HostOptions, Mode};
+use planish_device::host::{Host, Mode};
 use planish_device::{
     Backend, Buffer, Error, HostBytes, Identity, Init, Launch, Limits, Program, Sequence, Slice, Source, Timing, Token,
 };
@@ -142,9 +143,7 @@ const HALF_SUM: Edit = Edit::Text("sum += v * v;", "sum = float(half(sum + v * v
 const STALE: Edit = Edit::Text("lane < simds ? float(scratch[lane]) : 0.0f", "float(scratch[lane])");
 
 fn host() -> Option<Host> {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("host");
-    std::fs::create_dir_all(&cache).expect("the build folder can be written");
-    Host::new(HostOptions { cache, mode: Mode::Checked }).ok()
+    support::host(Mode::Checked).ok()
 }
 
 /// The default configuration on ordinary, then on extreme inputs.

@@ -1,9 +1,9 @@
 //! An adapter that begins at zero changes no bit of its base.
 
-use std::path::PathBuf;
+mod support;
 
 use planish_device::host::Mode;
-use planish_device::{Backend, Host, HostOptions};
+use planish_device::{Backend, Host};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gate::Fenced;
 use planish_kernels::gpu::{self, GpuOp};
@@ -28,10 +28,8 @@ fn last(op: &'static GpuOp, problem: &Problem, host: &Host) -> Vec<u8> {
 /// With argument `b` zero, the op at `shape` gives the bits that it gives at rank zero.
 #[track_caller]
 fn check(name: &str, shape: &str, b: &[usize], adapters: &[usize]) {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("host");
-    std::fs::create_dir_all(&cache).expect("the build folder can be written");
     // A machine without a C++ compiler is told of by the tests of all ops.
-    let Ok(host) = Host::new(HostOptions { cache, mode: Mode::Checked }) else { return };
+    let Ok(host) = support::host(Mode::Checked) else { return };
     let op = gpu::find(name).expect("a listed op");
     let shape: Shape = shape.parse().expect("a shape");
     let mut problem = (op.op.problem)(&shape, 5, Fill::Random);

@@ -2,9 +2,10 @@
 //!
 //! No compiler for Metal exists for Linux: what clang accepts here Apple's may still refuse, and only a Mac can tell.
 
+mod support;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
@@ -15,6 +16,7 @@ use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
 use planish_kernels::gpu::{self, GpuOp, tier};
 use planish_kernels::op::Machine;
+use support::tell;
 
 /// Compilers whose vector types and address spaces the stand-in is written for.
 const CLANGS: [&str; 3] = ["clang++-19", "clang++-20", "clang++-21"];
@@ -38,11 +40,6 @@ const FLAGS: &[&str] = &[
     "-fno-exceptions",
     "-fno-rtti",
 ];
-
-/// Past the test harness's capture, for the table of tiers.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
 
 /// The first compiler that runs.
 fn clang() -> Option<&'static str> {

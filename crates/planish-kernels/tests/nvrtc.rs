@@ -5,9 +5,9 @@
 #![allow(clippy::print_stdout)]
 
 mod processes;
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::PathBuf;
 
 use planish_device::cuda::nvrtc::{Nvrtc, Resources};
@@ -15,15 +15,11 @@ use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record::{self, Recorded};
 use planish_kernels::gpu::{self, GpuOp, tier};
 use planish_kernels::op::Machine;
+use support::tell;
 
 /// The oldest architecture that the dialect names, and one whose own instructions need the `a`; with the most programs of
 /// an op that are compiled for it in default configurations, and off them.
 const ARCHS: [(&str, usize, usize); 2] = [("sm_80", 6, 2), ("sm_90a", 12, 4)];
-
-/// Past the test harness's capture, for the table of tiers.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
 
 /// A program to compile and the entry points that are launched from it.
 struct Job {

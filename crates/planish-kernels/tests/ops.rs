@@ -42,13 +42,7 @@ fn isas() -> impl Iterator<Item = Isa> {
 }
 
 fn shape(fields: &str) -> Shape {
-    fields.split(',').fold(Shape::new(), |s, f| {
-        let (name, value) = f.split_once('=').expect("name=value");
-        match value.parse::<i64>() {
-            Ok(v) => s.with(name, v),
-            Err(_) => s.with(name, value),
-        }
-    })
+    fields.parse().expect("a shape")
 }
 
 #[test]

@@ -4,35 +4,25 @@
 
 mod fused;
 mod page;
+#[path = "../support/mod.rs"]
+mod support;
 mod walk;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use planish_device::Host;
 use planish_device::host::Mode;
-use planish_device::{Host, HostOptions};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::{self, tier, tier::Proof};
 use planish_kernels::op::Machine;
+use support::tell;
 
 /// The host executor, or none where there is no C++ compiler.
 fn host(mode: Mode) -> Option<Host> {
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("host");
-    std::fs::create_dir_all(&cache).expect("the build folder can be written");
-    match Host::new(HostOptions { cache, mode }) {
-        Ok(host) => Some(host),
-        Err(e) => {
-            tell(&format!("tier: host executor, {}: skipped: {e}", mode.name()));
-            None
-        }
-    }
-}
-
-/// Past the test harness's capture, for the table of tiers.
-fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let skipped = |e| tell(&format!("tier: host executor, {}: skipped: {e}", mode.name()));
+    support::host(mode).map_err(skipped).ok()
 }
 
 /// Proves every op, some at a time; what was found, by op.

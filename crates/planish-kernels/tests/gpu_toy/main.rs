@@ -1,9 +1,11 @@
 //! A new op is three files and one line: this one is added outside the library and is proven like every other.
 
+#[path = "../support/mod.rs"]
+mod support;
+
 use std::path::Path;
 
 use planish_device::host::Mode;
-use planish_device::{Host, HostOptions};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::tier;
 use planish_kernels::op::Machine;
@@ -19,9 +21,7 @@ fn a_new_op_is_three_files_and_one_line() {
     let lines = text.lines().filter(|l| l.starts_with("planish_kernels::gpu_ops!") && l.contains("scale_add"));
     assert_eq!(lines.count(), 1);
 
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host");
-    std::fs::create_dir_all(&cache).expect("the build folder can be written");
-    let Ok(host) = Host::new(HostOptions { cache, mode: Mode::Checked }) else { return };
+    let Ok(host) = support::host(Mode::Checked) else { return };
     let proof = tier::prove(OPS[0], &Machine { backend: &host, isa: Isa::Portable }, tier::Depth::Corners);
     assert!(proof.refused.is_empty(), "{:?}", proof.refused);
     assert!(proof.passed > 8 && proof.configs > 2, "{proof:?}");
