@@ -18,8 +18,12 @@ pub struct Limits {
     pub backend: String,
     /// CPU: threads of the pool. GPU: the most threads in a group.
     pub max_threads: u32,
-    /// Most bytes of shared (threadgroup) memory a group may use; 0 on a CPU.
+    /// Processors that groups are spread over; 0 on a CPU.
+    pub processors: u32,
+    /// Most bytes of shared (threadgroup) memory that arrays of fixed size may take in a group; 0 on a CPU.
     pub shared_bytes: u32,
+    /// Most bytes of shared memory a group may use in all, where a launch decides the size of an array; 0 on a CPU.
+    pub dynamic_shared_bytes: u32,
     /// Level 1 data cache of one core, bytes.
     pub l1_bytes: u64,
     /// Level 2 cache (of one core on a CPU, of the device on a GPU), bytes.
@@ -139,6 +143,19 @@ pub struct Program {
     pub inner: Arc<dyn Any + Send + Sync>,
 }
 
+/// What a compiled program takes of a processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Footprint {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Shared bytes of a group in arrays of fixed size.
+    pub shared_bytes: u32,
+    /// Bytes of a thread in local memory: what did not fit the registers, and arrays that are indexed.
+    pub local_bytes: u32,
+    /// Most threads of a group.
+    pub threads: u32,
+}
+
 /// One step of a sequence: a program, what it works on, and how it is spread over the machine.
 #[derive(Clone)]
 pub struct Launch {
@@ -205,10 +222,31 @@ pub trait Backend: Send + Sync {
     fn write(&self, to: &Slice, bytes: &[u8]) -> Result<(), Error>;
     /// Copies a slice to host bytes of the same size; waits for submitted work first.
     fn read(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error>;
+    /// Copies a slice to host bytes of the same size, beside submitted work where the machine can: it need not wait.
+    ///
+    /// What a finished sequence wrote is seen whole; of what a sequence still running writes, each aligned 32-bit word
+    /// may be the old or the new one.
+    fn peek(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error> {
+        self.read(from, bytes)
+    }
     /// Makes a program ready to launch.
     fn load(&self, source: &Source) -> Result<Program, Error>;
+    /// What a program takes of a processor; none where the machine does not tell.
+    fn footprint(&self, _program: &Program) -> Option<Footprint> {
+        None
+    }
+    /// Groups of `threads` threads and `shared_bytes` dynamic shared bytes that one processor holds at the same time;
+    /// none where the machine does not tell. A grid that waits for itself must not have more of them than fit at once.
+    fn resident(&self, _program: &Program, _threads: u32, _shared_bytes: u32) -> Option<u32> {
+        None
+    }
     /// Checks the launches and records them in order.
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error>;
+    /// The same for a sequence that will run very often: handed over as a whole where the machine has a way to do that,
+    /// with the launches that overlap as branches. Costs more to record and less to submit; the results are the same.
+    fn record_graph(&self, launches: &[Launch]) -> Result<Sequence, Error> {
+        self.record(launches)
+    }
     /// Starts a sequence after all submitted before it; returns at once where the device is not this thread.
     fn submit(&self, sequence: &Sequence) -> Result<Token, Error>;
     /// Waits until `token` has finished, or fails with `Timeout`.

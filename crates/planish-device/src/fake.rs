@@ -13,7 +13,7 @@ use crate::backend::{
 };
 use crate::cpu::pages::{Adopted, Region};
 use crate::cpu::{copy_in, copy_out, new_owner, panic_text, raw};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Poison};
 use crate::memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};
 
 /// What a launch costs on the virtual clock: `launch_ns` plus `task_ns` for each round of tasks over the threads.
@@ -79,7 +79,9 @@ impl Default for Script {
         let limits = Limits {
             backend: "fake".into(),
             max_threads: 4,
+            processors: 0,
             shared_bytes: 0,
+            dynamic_shared_bytes: 0,
             l1_bytes: 32 << 10,
             l2_bytes: 512 << 10,
             llc_bytes: 8 << 20,
@@ -143,7 +145,7 @@ struct State {
     pending: VecDeque<(Token, Arc<Recorded>)>,
     issued: u64,
     failures: BTreeMap<Token, Error>,
-    poisoned: Option<String>,
+    poison: Poison,
     hung: Option<String>,
     capturing: bool,
 }
@@ -181,7 +183,7 @@ impl Fake {
             pending: VecDeque::new(),
             issued: 0,
             failures: BTreeMap::new(),
-            poisoned: None,
+            poison: Poison::default(),
             hung: None,
             capturing: false,
         };
@@ -219,12 +221,7 @@ impl Fake {
 
     fn usable(&self, what: &str) -> Result<MutexGuard<'_, State>, Error> {
         let state = self.state();
-        if let Some(why) = &state.poisoned {
-            return Err(Error::new(
-                ErrorKind::Poisoned,
-                format!("{what}: the device is in an error state since {why}"),
-            ));
-        }
+        state.poison.check()?;
         if state.capturing && what != "record" {
             return Err(Error::new(ErrorKind::BadLaunch, format!("{what} while a sequence is captured")));
         }
@@ -279,7 +276,7 @@ impl State {
     }
 
     fn run_until(&mut self, token: Token) {
-        while self.hung.is_none() && self.poisoned.is_none() {
+        while self.hung.is_none() && self.poison.check().is_ok() {
             let Some((next, recorded)) = self.pending.pop_front_if(|(next, _)| *next <= token) else { return };
             if let Err(error) = self.run(&recorded) {
                 self.failures.insert(next, error);
@@ -298,9 +295,8 @@ impl State {
                     return Err(Error::new(ErrorKind::BadLaunch, format!("{name}: launch {nth} was refused")));
                 }
                 Some(Fault::Poison(..)) => {
-                    let why = format!("launch {nth} of {name}");
-                    self.poisoned = Some(why.clone());
-                    return Err(Error::new(ErrorKind::Poisoned, format!("{why} broke the device")));
+                    let message = format!("launch {nth} of {name} broke the device");
+                    return Err(self.poison.note(Error::new(ErrorKind::Poisoned, message)));
                 }
                 Some(Fault::Hang(..)) => {
                     self.hung = Some(format!("launch {nth} of {name}"));
@@ -440,9 +436,7 @@ impl Backend for Fake {
         if let Some(error) = state.failures.remove(&token) {
             return Err(error);
         }
-        if let Some(why) = &state.poisoned {
-            return Err(Error::new(ErrorKind::Poisoned, format!("{why} broke the device")));
-        }
+        state.poison.check()?;
         if state.now_ns - start_ns > deadline_ns {
             let took_ns = state.now_ns - start_ns;
             return Err(Error::new(ErrorKind::Timeout, format!("{took_ns:.0} ns of work exceed {deadline:?}")));

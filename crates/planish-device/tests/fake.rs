@@ -97,6 +97,51 @@ fn launch_faults_strike_when_told() {
 }
 
 #[test]
+fn a_broken_device_answers_every_call_with_what_broke_it() {
+    let fake = Fake::new(Script { faults: vec![Fault::Poison("a".into(), 1)], ..script() });
+    let ((buffer, a), (_, b)) = (sequence(&fake, "a", 4, 1), sequence(&fake, "b", 4, 1));
+    let (token, mut bytes) = (fake.submit(&a).expect("submitted"), [0; 4]);
+    let first = fake.wait(token, MINUTE).expect_err("launch 1 of a breaks it").to_string();
+    assert!(first.contains("launch 1 of a") && first.contains("must be restarted"), "{first}");
+    let later = [
+        fake.submit(&b).map(drop),
+        fake.wait(token, MINUTE),
+        fake.write(&buffer.all(), &bytes),
+        fake.read(&buffer.all(), &mut bytes),
+        fake.peek(&buffer.all(), &mut bytes),
+        fake.alloc(4, Init::Zero).map(drop),
+        fake.load(&Source::Native { name: "c", run: increment }).map(drop),
+        fake.time(&[b], 1).map(drop),
+    ];
+    for answer in later {
+        let error = answer.expect_err("the device is broken");
+        assert_eq!((error.kind(), error.to_string()), (ErrorKind::Poisoned, first.clone()));
+    }
+}
+
+#[test]
+fn a_machine_without_graphs_records_one_as_any_sequence() {
+    let fake = Fake::new(script());
+    let program = fake.load(&Source::Native { name: "a", run: increment }).expect("loads");
+    let buffer = fake.alloc(10, Init::Zero).expect("memory");
+    let launch = Launch {
+        program: program.clone(),
+        args: vec![buffer.all()],
+        params: Params::new(Nothing),
+        tasks: 10,
+        threads: 4,
+        scratch_bytes: 0,
+        overlap: false,
+    };
+    let graph = fake.record_graph(&[launch.clone(), launch]).expect("recorded");
+    fake.wait(fake.submit(&graph).expect("submitted"), MINUTE).expect("ends");
+    let mut bytes = [0; 10];
+    fake.peek(&buffer.all(), &mut bytes).expect("readable");
+    assert_eq!((bytes, graph.launches), ([2; 10], 2));
+    assert_eq!((fake.footprint(&program), fake.resident(&program, 4, 0)), (None, None));
+}
+
+#[test]
 fn memory_and_builds_fail_when_told() {
     let fake = Fake::new(Script { faults: vec![Fault::AllocAbove(100), Fault::Build("bad".into())], ..script() });
     fake.alloc(60, Init::Zero).expect("within the limit");

@@ -167,7 +167,9 @@ fn limits(topology: &Topology, threads: u32) -> Limits {
     Limits {
         backend: "cpu".into(),
         max_threads: threads,
+        processors: 0,
         shared_bytes: 0,
+        dynamic_shared_bytes: 0,
         l1_bytes: known(topology.l1_bytes, CACHES_ASSUMED.0),
         l2_bytes: known(topology.l2_bytes, CACHES_ASSUMED.1),
         llc_bytes: known(topology.llc_bytes, CACHES_ASSUMED.2),

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionFact, CUresult};
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Init, Memory};
@@ -23,6 +23,7 @@ pub(super) fn refused(what: &str, e: DriverError) -> Error {
         | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
         | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
         | CUresult::CUDA_ERROR_INVALID_PC
+        | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
         | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => ErrorKind::Poisoned,
         CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE | CUresult::CUDA_ERROR_NOT_INITIALIZED => {
             ErrorKind::Unavailable
@@ -171,7 +172,7 @@ unsafe impl Sync for Module {}
 
 /// An entry point of a module.
 pub(super) struct Function {
-    _module: Module,
+    module: Module,
     pub handle: sys::CUfunction,
 }
 
@@ -191,7 +192,33 @@ impl Function {
         let symbol = CString::new(name).map_err(|_| Error::new(ErrorKind::Build, format!("{name}: a zero byte")))?;
         // SAFETY: the module is loaded.
         let handle = unsafe { result::module::get_function(module.handle, symbol) }.map_err(failed)?;
-        Ok(Function { _module: module, handle })
+        Ok(Function { module, handle })
+    }
+
+    /// A fact that the driver knows of the code; 0 where it does not.
+    pub fn attribute(&self, which: FunctionFact) -> u32 {
+        // SAFETY: the module is loaded.
+        let value = unsafe { result::function::get_function_attribute(self.handle, which) };
+        value.map_or(0, |v| u32::try_from(v).unwrap_or(0))
+    }
+
+    /// Lets launches take up to `bytes` of dynamic shared memory; without this it is what any card has.
+    pub fn allow_shared(&self, name: &str, bytes: u32) -> Result<(), Error> {
+        let most = i32::try_from(bytes).unwrap_or(i32::MAX);
+        let which = FunctionFact::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the module is loaded.
+        unsafe { result::function::set_function_attribute(self.handle, which, most) }.map_err(|e| refused(name, e))
+    }
+
+    /// Groups of `threads` threads with `shared_bytes` dynamic shared bytes that one processor holds at once.
+    pub fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32, Error> {
+        self.module.context.current()?;
+        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        let ask = result::occupancy::max_active_block_per_multiprocessor;
+        // SAFETY: the module is loaded.
+        let groups =
+            unsafe { ask(self.handle, threads, shared_bytes as usize) }.map_err(|e| refused("residency", e))?;
+        Ok(u32::try_from(groups).unwrap_or(0))
     }
 }
 
@@ -206,7 +233,7 @@ impl Drop for Module {
 
 /// The stream that all work of a backend goes through, in order.
 pub(super) struct Stream {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     pub handle: sys::CUstream,
 }
 
@@ -253,23 +280,46 @@ impl Stream {
         self.drain("read")
     }
 
-    /// Starts one kernel.
+    /// Copies device memory to host bytes by way of `pinned`, piece by piece, and waits.
     ///
     /// # Safety
-    /// `arguments` must point to one value for each of the kernel's parameters, of its size, and the addresses among
-    /// them to memory of this context that lives until the kernel is over.
-    pub unsafe fn launch(&self, what: &Grid<'_>, arguments: &mut [*mut c_void]) -> Result<(), Error> {
-        let (grid, group) = ((what.groups, 1, 1), (what.threads, 1, 1));
-        let (function, shared) = (what.function.handle, what.shared_bytes);
-        // SAFETY: the function's module is loaded; the caller vouches for the arguments.
-        let done = unsafe {
-            if what.together {
-                result::launch_cooperative_kernel(function, grid, group, shared, self.handle, arguments)
+    /// `from` must be the address of at least as many bytes of this context.
+    pub unsafe fn copy_out_by(
+        &self,
+        pinned: &mut Pinned,
+        from: sys::CUdeviceptr,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        self.context.current()?;
+        let mut from = from;
+        for piece in bytes.chunks_mut(PINNED_BYTES) {
+            let staged = &mut pinned.bytes()[..piece.len()];
+            // SAFETY: the caller vouches for the source; the target lives until the copy is over.
+            unsafe { result::memcpy_dtoh_async(staged, from, self.handle) }.map_err(|e| refused("read", e))?;
+            self.drain("read")?;
+            piece.copy_from_slice(staged);
+            from += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Starts one kernel; the context is current.
+    ///
+    /// # Safety
+    /// The addresses among the arguments must be of memory of this context that lives until the kernel is over.
+    pub unsafe fn launch(&self, name: &str, grid: &Grid) -> Result<(), Error> {
+        let (f, groups, threads, shared) = (grid.function, grid.groups, grid.threads, grid.shared_bytes);
+        let arguments = grid.arguments.pointers();
+        // SAFETY: the grid keeps as many arguments as the kernel declares; the caller vouches for what they point to.
+        let code = unsafe {
+            if grid.together {
+                sys::cuLaunchCooperativeKernel(f, groups, 1, 1, threads, 1, 1, shared, self.handle, arguments)
             } else {
-                result::launch_kernel(function, grid, group, shared, self.handle, arguments)
+                let none = std::ptr::null_mut();
+                sys::cuLaunchKernel(f, groups, 1, 1, threads, 1, 1, shared, self.handle, arguments, none)
             }
         };
-        done.map_err(|e| refused(what.name, e))
+        code.result().map_err(|e| refused(name, e))
     }
 }
 
@@ -282,18 +332,90 @@ impl Drop for Stream {
     }
 }
 
-/// A grid of one kernel.
-pub(super) struct Grid<'a> {
-    pub name: &'a str,
-    pub function: &'a Function,
+/// Bytes that are copied at a time by way of pinned memory.
+pub(super) const PINNED_BYTES: usize = 64 << 10;
+
+/// Host memory that the card reaches without help of the driver.
+pub(super) struct Pinned {
+    context: Arc<Context>,
+    pointer: NonNull<u8>,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// `PINNED_BYTES` bytes of zeros.
+    pub fn new(context: &Arc<Context>) -> Result<Pinned, Error> {
+        context.current()?;
+        let failed = |e| refused(&format!("{PINNED_BYTES} bytes of pinned memory"), e);
+        // SAFETY: the context is current.
+        let pointer = unsafe { result::malloc_host(PINNED_BYTES, 0) }.map_err(failed)?;
+        let pointer = NonNull::new(pointer.cast::<u8>()).expect("the driver gives memory or an error");
+        // SAFETY: as many bytes were just allocated.
+        unsafe { pointer.write_bytes(0, PINNED_BYTES) };
+        Ok(Pinned { context: context.clone(), pointer })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: allocated and written in `new`; the borrow is exclusive, and copies into it end before it does.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), PINNED_BYTES) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.current().is_ok() {
+            // SAFETY: allocated in `new`, freed once.
+            let _ = unsafe { result::free_host(self.pointer.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Arguments of a kernel as the driver takes them: a pointer to each value, made once.
+pub(super) struct Arguments {
+    pointers: Vec<*mut c_void>,
+    _addresses: Vec<u64>,
+    _params: Vec<u128>,
+}
+
+// SAFETY: the pointers lead into the other two fields, which are never changed.
+unsafe impl Send for Arguments {}
+// SAFETY: as above.
+unsafe impl Sync for Arguments {}
+
+impl Arguments {
+    /// Addresses of slices, then the parameter block.
+    pub fn new(addresses: Vec<u64>, params: Vec<u128>) -> Arguments {
+        let mut pointers: Vec<*mut c_void> =
+            addresses.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast()).collect();
+        pointers.push(params.as_ptr().cast_mut().cast());
+        Arguments { pointers, _addresses: addresses, _params: params }
+    }
+
+    /// As the driver takes them; it reads them only.
+    pub fn pointers(&self) -> *mut *mut c_void {
+        self.pointers.as_ptr().cast_mut()
+    }
+}
+
+/// A grid of one kernel, whose function whoever has the grid keeps loaded.
+pub(super) struct Grid {
+    pub function: sys::CUfunction,
     pub groups: u32,
     pub threads: u32,
     pub shared_bytes: u32,
     /// All groups are resident at once, as grid barriers need.
     pub together: bool,
+    pub arguments: Arguments,
 }
 
-/// A point in a stream, with its time.
+// SAFETY: as for `Context`.
+unsafe impl Send for Grid {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Grid {}
+
+/// A point in a stream, with its time if it was asked for.
 pub(super) struct Event {
     context: Arc<Context>,
     handle: sys::CUevent,
@@ -305,20 +427,30 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// The end of all work in `stream` so far.
-    pub fn now(stream: &Stream) -> Result<Event, Error> {
-        let context = stream.context.clone();
-        context.current()?;
-        let handle = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| refused("event", e))?;
-        let event = Event { context, handle };
-        // SAFETY: both were made by the driver and live.
-        unsafe { result::event::record(event.handle, stream.handle) }.map_err(|e| refused("event", e))?;
-        Ok(event)
+    /// A point that is cheap to set and to ask for.
+    pub fn new(context: &Arc<Context>) -> Result<Event, Error> {
+        Event::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Whether it has been reached; an error of a kernel before it shows here.
+    /// A point with its time.
+    pub fn timed(context: &Arc<Context>) -> Result<Event, Error> {
+        Event::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Event, Error> {
+        context.current()?;
+        let handle = result::event::create(flags).map_err(|e| refused("event", e))?;
+        Ok(Event { context: context.clone(), handle })
+    }
+
+    /// Sets it to the end of all work in `stream` so far.
+    pub fn record(&self, stream: &Stream) -> Result<(), Error> {
+        // SAFETY: both were made by the driver and live.
+        unsafe { result::event::record(self.handle, stream.handle) }.map_err(|e| refused("event", e))
+    }
+
+    /// Whether it has been reached; an error of a kernel before it shows here. The context is current.
     pub fn reached(&self) -> Result<bool, Error> {
-        self.context.current()?;
         // SAFETY: the event was recorded.
         match unsafe { result::event::query(self.handle) } {
             Ok(()) => Ok(true),
@@ -327,7 +459,7 @@ impl Event {
         }
     }
 
-    /// Nanoseconds from `start` to this, both reached.
+    /// Nanoseconds from `start` to this, both timed and reached.
     pub fn ns_since(&self, start: &Event) -> Result<f64, Error> {
         // SAFETY: both events were recorded in one stream.
         let ms = unsafe { result::event::elapsed(start.handle, self.handle) }.map_err(|e| refused("time", e))?;
@@ -338,7 +470,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.current().is_ok() {
-            // SAFETY: created in `now`, destroyed once.
+            // SAFETY: created in `with`, destroyed once.
             let _ = unsafe { result::event::destroy(self.handle) };
         }
     }

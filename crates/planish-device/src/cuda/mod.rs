@@ -1,12 +1,15 @@
 //! NVIDIA cards, through the driver and its run-time compiler; both are found at run time or not at all.
 //!
-//! All work of a backend goes through one stream, in order; a recorded sequence is a list of launches.
+//! All work of a backend goes through one stream, in order; a recorded sequence is a list of launches or a graph of them.
+//! Only `peek` uses a stream of its own, so that it does not wait for work.
 
+mod bandwidth;
 mod driver;
+mod graph;
 pub mod nvrtc;
+mod sequence;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_void;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +17,15 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use crate::backend::{Backend, Identity, Launch, Limits, Program, Sequence, Source, Timing, Token, foreign};
+use crate::backend::{Backend, Footprint, Identity, Launch, Limits, Program, Sequence, Source, Timing, Token, foreign};
 use crate::cpu::new_owner;
 use crate::dialect;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Poison};
 use crate::memory::{Buffer, HostBytes, Init, Slice};
-use driver::{Context, Event, Function, Grid, Region, Stream};
+use cudarc::driver::sys::CUfunction_attribute as FunctionFact;
+use driver::{Context, Event, Function, PINNED_BYTES, Pinned, Region, Stream};
 use nvrtc::{Nvrtc, Resources};
+use sequence::{CudaSequence, Recorded};
 
 /// How to set a card up.
 #[derive(Clone, Debug)]
@@ -31,10 +36,10 @@ pub struct CudaOptions {
     pub cache: PathBuf,
 }
 
-/// Room for a parameter block: a kernel reads as many bytes as it declares, whatever was given.
-const PARAMS_BYTES: usize = 4096;
-/// Bytes that are copied to tell the card's bandwidth.
-const COPIED_BYTES: usize = 256 << 20;
+/// Waiting asks without pause for this long, then leaves the processor to others between questions.
+const SPIN: Duration = Duration::from_millis(1);
+/// After this long it sleeps between questions.
+const DOZE: Duration = Duration::from_millis(20);
 
 /// An NVIDIA card.
 pub struct Cuda {
@@ -46,13 +51,18 @@ pub struct Cuda {
     limits: Limits,
     identity: Identity,
     submitted: Mutex<Submitted>,
+    staging: Mutex<Pinned>,
+    aside: Mutex<(Stream, Pinned)>,
+    timers: Mutex<[Event; 2]>,
+    poison: Poison,
 }
 
-/// Work that may not have finished, oldest first.
+/// Work that may not have finished, oldest first, and events that are free to mark the end of more.
 #[derive(Default)]
 struct Submitted {
     issued: u64,
     ends: VecDeque<End>,
+    free: Vec<Event>,
 }
 
 /// The end of a submitted sequence, which it keeps until then.
@@ -66,23 +76,11 @@ struct CudaProgram {
     owner: u64,
     function: Function,
     resources: Resources,
+    footprint: Footprint,
     /// Most threads of a group: what the registers were bounded for.
     threads: u32,
     arguments: usize,
     together: bool,
-}
-
-struct CudaSequence {
-    owner: u64,
-    launches: Vec<Recorded>,
-}
-
-/// A launch with its arguments as the driver takes them, and what keeps them alive.
-struct Recorded {
-    launch: Launch,
-    program: Arc<CudaProgram>,
-    pointers: Vec<u64>,
-    params: Vec<u128>,
 }
 
 impl Cuda {
@@ -101,9 +99,21 @@ impl Cuda {
         // From 9.0 on a card has instructions of its own, which code for this very card may use.
         let arch = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
         let (identity, limits) = (identity(&context, &arch, &nvrtc), limits(&context));
-        let submitted = Mutex::default();
-        let mut cuda = Cuda { owner: new_owner(), context, stream, nvrtc, arch, limits, identity, submitted };
-        cuda.limits.read_gb_s = Some(cuda.copy_gb_s()?);
+        let mut cuda = Cuda {
+            owner: new_owner(),
+            submitted: Mutex::default(),
+            staging: Mutex::new(Pinned::new(&context)?),
+            aside: Mutex::new((Stream::new(&context)?, Pinned::new(&context)?)),
+            timers: Mutex::new([Event::timed(&context)?, Event::timed(&context)?]),
+            poison: Poison::default(),
+            context,
+            stream,
+            nvrtc,
+            arch,
+            limits,
+            identity,
+        };
+        cuda.limits.read_gb_s = Some(bandwidth::read_gb_s(&cuda, cuda.context.memory_bytes())?);
         Ok(cuda)
     }
 
@@ -117,31 +127,12 @@ impl Cuda {
         program.inner.downcast_ref::<CudaProgram>().map(|p| &p.resources)
     }
 
-    /// Bytes read and written in a copy within the card's memory, GB/s.
-    fn copy_gb_s(&self) -> Result<f64, Error> {
-        let (from, to) = (self.region(COPIED_BYTES, Init::Zero)?, self.region(COPIED_BYTES, Init::Zero)?);
-        let mut best = f64::INFINITY;
-        for _ in 0..3 {
-            let start = Event::now(&self.stream)?;
-            // SAFETY: two regions of that size, alive until the stream is drained below.
-            let copied = unsafe {
-                use cudarc::driver::result::memcpy_dtod_async;
-                memcpy_dtod_async(to.pointer, from.pointer, COPIED_BYTES, self.stream.handle)
-            };
-            copied.map_err(|e| driver::refused("copy", e))?;
-            let end = Event::now(&self.stream)?;
-            self.stream.drain("copy")?;
-            best = best.min(end.ns_since(&start)?);
-        }
-        Ok(2.0 * COPIED_BYTES as f64 / best)
-    }
-
     fn region(&self, bytes: usize, init: Init) -> Result<Region, Error> {
         Region::new(&self.context, self.owner, bytes, init, &self.stream)
     }
 
-    fn work(&self) -> MutexGuard<'_, Submitted> {
-        self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn program<'p>(&self, program: &'p Program) -> Option<&'p CudaProgram> {
+        program.inner.downcast_ref::<CudaProgram>().filter(|p| p.owner == self.owner)
     }
 
     /// Where a slice of this card's memory lies; host memory and that of other backends is refused.
@@ -154,64 +145,49 @@ impl Cuda {
         Ok(base + slice.offset as u64)
     }
 
-    fn checked(&self, at: usize, launch: &Launch) -> Result<Recorded, Error> {
-        let name = &launch.program.name;
-        let refuse = |what: String| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}"));
-        let program = launch.program.inner.clone().downcast::<CudaProgram>().ok().filter(|p| p.owner == self.owner);
-        let program = program.ok_or_else(|| refuse("the program was made by another backend".into()))?;
-        if launch.tasks == 0
-            || launch.threads == 0
-            || launch.threads > program.threads
-            || !launch.threads.is_multiple_of(32)
-        {
-            let most = program.threads;
-            return Err(refuse(format!("{} groups of {} threads, made for {most}", launch.tasks, launch.threads)));
-        }
-        if launch.args.len() + 1 != program.arguments {
-            let (given, taken) = (launch.args.len(), program.arguments);
-            return Err(refuse(format!("{given} arguments and a parameter block, the kernel takes {taken} in all")));
-        }
-        let shared = program.resources.shared_bytes + launch.scratch_bytes;
-        if shared > self.limits.shared_bytes || launch.params.bytes().len() > PARAMS_BYTES {
-            let (most, block) = (self.limits.shared_bytes, launch.params.bytes().len());
-            return Err(refuse(format!("{shared} of {most} shared bytes, {block} of {PARAMS_BYTES} parameter bytes")));
-        }
-        let place = |(i, slice)| self.address(slice).map_err(|e| refuse(format!("argument {i}: {e}")));
-        let pointers = launch.args.iter().enumerate().map(place).collect::<Result<_, _>>()?;
-        Ok(Recorded { launch: launch.clone(), program, pointers, params: padded(launch.params.bytes()) })
-    }
-
-    fn start(&self, recorded: &Recorded) -> Result<(), Error> {
-        let mut arguments: Vec<*mut c_void> =
-            recorded.pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
-        arguments.push(recorded.params.as_ptr().cast_mut().cast());
-        let (launch, program) = (&recorded.launch, &recorded.program);
-        let grid = Grid {
-            name: &launch.program.name,
-            function: &program.function,
-            groups: launch.tasks,
-            threads: launch.threads,
-            shared_bytes: launch.scratch_bytes,
-            together: program.together,
-        };
-        // SAFETY: as many arguments as the kernel declares, checked at `record`: addresses of slices that the recorded
-        // launch keeps alive, then a block of the largest size that a kernel may declare. The driver copies all of them.
-        unsafe { self.stream.launch(&grid, &mut arguments) }
+    fn kept(&self, launches: &[Launch], graph: bool) -> Result<Sequence, Error> {
+        self.poison.guard(|| {
+            let recorded: Result<Vec<Recorded>, Error> =
+                launches.iter().enumerate().map(|(at, launch)| self.checked(at, launch)).collect();
+            let sequence = CudaSequence::new(self.owner, recorded?, graph.then_some(&self.stream))?;
+            Ok(Sequence { inner: Arc::new(sequence), launches: launches.len() })
+        })
     }
 
     fn recorded(&self, sequence: &Sequence) -> Result<Arc<CudaSequence>, Error> {
         let recorded = sequence.inner.clone().downcast::<CudaSequence>().ok().filter(|s| s.owner == self.owner);
         recorded.ok_or_else(|| foreign("the sequence"))
     }
+
+    /// Whether all work up to `token` is over; events of work that is go back to the free ones.
+    fn ended(&self, token: Token) -> Result<bool, Error> {
+        let mut work = locked(&self.submitted);
+        if token.0 > work.issued {
+            let message = format!("token {} is not among the {} submitted", token.0, work.issued);
+            return Err(Error::new(ErrorKind::BadLaunch, message));
+        }
+        while let Some(end) = work.ends.pop_front_if(|end| end.token <= token.0) {
+            if !end.event.reached()? {
+                work.ends.push_front(end);
+                return Ok(false);
+            }
+            work.free.push(end.event);
+        }
+        Ok(true)
+    }
 }
 
-/// `bytes` followed by zeros, as long as a parameter block may be.
-fn padded(bytes: &[u8]) -> Vec<u128> {
-    let mut block = vec![0u128; PARAMS_BYTES / 16];
-    for (i, byte) in bytes.iter().enumerate() {
-        block[i / 16] |= u128::from(*byte) << (8 * (i % 16));
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks that host bytes and a slice are of one size.
+fn same_size(what: &str, slice: &Slice, bytes: usize) -> Result<(), Error> {
+    if slice.len == bytes {
+        return Ok(());
     }
-    block
+    let message = format!("{what} of {bytes} bytes, the slice has {}", slice.len);
+    Err(Error::new(ErrorKind::BadLaunch, message))
 }
 
 fn identity(context: &Context, arch: &str, nvrtc: &Nvrtc) -> Identity {
@@ -241,7 +217,9 @@ fn limits(context: &Context) -> Limits {
     Limits {
         backend: "cuda".into(),
         max_threads: of(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        processors: of(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         shared_bytes: of(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+        dynamic_shared_bytes: of(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         // Shared memory and the first cache are one memory.
         l1_bytes: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
         l2_bytes,
@@ -260,7 +238,7 @@ impl Backend for Cuda {
     }
 
     fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error> {
-        Ok(Buffer(Arc::new(self.region(bytes, init)?)))
+        self.poison.guard(|| Ok(Buffer(Arc::new(self.region(bytes, init)?))))
     }
 
     fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error> {
@@ -274,35 +252,61 @@ impl Backend for Cuda {
     }
 
     fn write(&self, to: &Slice, bytes: &[u8]) -> Result<(), Error> {
-        let address = self.address(to)?;
-        if to.len != bytes.len() {
-            let message = format!("write of {} bytes to a slice of {} bytes", bytes.len(), to.len);
-            return Err(Error::new(ErrorKind::BadLaunch, message));
-        }
-        // SAFETY: the slice lies inside memory of this card, and has as many bytes.
-        unsafe { self.stream.copy_in(address, bytes) }
+        self.poison.guard(|| {
+            let address = self.address(to)?;
+            same_size("a write", to, bytes.len())?;
+            // SAFETY: the slice lies inside memory of this card, and has as many bytes.
+            unsafe { self.stream.copy_in(address, bytes) }
+        })
     }
 
     fn read(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error> {
-        let address = self.address(from)?;
-        if from.len != bytes.len() {
-            let message = format!("read of {} bytes from a slice of {} bytes", bytes.len(), from.len);
-            return Err(Error::new(ErrorKind::BadLaunch, message));
-        }
-        // SAFETY: the slice lies inside memory of this card, and has as many bytes.
-        unsafe { self.stream.copy_out(address, bytes) }
+        self.poison.guard(|| {
+            let address = self.address(from)?;
+            same_size("a read", from, bytes.len())?;
+            // SAFETY: the slice lies inside memory of this card, and has as many bytes.
+            unsafe {
+                if bytes.len() <= PINNED_BYTES {
+                    self.stream.copy_out_by(&mut locked(&self.staging), address, bytes)
+                } else {
+                    self.stream.copy_out(address, bytes)
+                }
+            }
+        })
+    }
+
+    fn peek(&self, from: &Slice, bytes: &mut [u8]) -> Result<(), Error> {
+        self.poison.guard(|| {
+            let address = self.address(from)?;
+            same_size("a peek", from, bytes.len())?;
+            let (stream, pinned) = &mut *locked(&self.aside);
+            // SAFETY: the slice lies inside memory of this card, and has as many bytes; any bytes are a value.
+            unsafe { stream.copy_out_by(pinned, address, bytes) }
+        })
     }
 
     fn load(&self, source: &Source) -> Result<Program, Error> {
+        self.poison.check()?;
         let cubin = self.nvrtc.compile(&self.arch, source)?;
         let Source::Text { name, text, threads, .. } = source else {
             return Err(Error::new(ErrorKind::Build, "a card runs kernel text, not native programs"));
         };
         let missing = || Error::new(ErrorKind::Build, format!("the text has no kernel {name}"));
+        let resources = cubin.kernel(name).ok_or_else(missing)?.clone();
+        let function = self.poison.guard(|| Function::load(&self.context, &cubin.bytes, name))?;
+        let footprint = Footprint {
+            registers: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_NUM_REGS),
+            shared_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
+            local_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+            threads: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        };
+        let dynamic = self.limits.dynamic_shared_bytes.saturating_sub(footprint.shared_bytes);
+        self.poison.guard(|| function.allow_shared(name, dynamic))?;
         let program = CudaProgram {
             owner: self.owner,
-            function: Function::load(&self.context, &cubin.bytes, name)?,
-            resources: cubin.kernel(name).ok_or_else(missing)?.clone(),
+            function,
+            resources,
+            footprint,
             threads: *threads,
             arguments: dialect::arguments(text, name).ok_or_else(missing)?,
             together: dialect::is_grid(text, name),
@@ -310,53 +314,54 @@ impl Backend for Cuda {
         Ok(Program { name: name.as_str().into(), inner: Arc::new(program) })
     }
 
+    fn footprint(&self, program: &Program) -> Option<Footprint> {
+        self.program(program).map(|p| p.footprint)
+    }
+
+    fn resident(&self, program: &Program, threads: u32, shared_bytes: u32) -> Option<u32> {
+        self.program(program)?.function.resident(threads, shared_bytes).ok()
+    }
+
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
-        let checked: Result<Vec<Recorded>, Error> =
-            launches.iter().enumerate().map(|(at, launch)| self.checked(at, launch)).collect();
-        let inner = Arc::new(CudaSequence { owner: self.owner, launches: checked? });
-        Ok(Sequence { inner, launches: launches.len() })
+        self.kept(launches, false)
+    }
+
+    fn record_graph(&self, launches: &[Launch]) -> Result<Sequence, Error> {
+        self.kept(launches, true)
     }
 
     fn submit(&self, sequence: &Sequence) -> Result<Token, Error> {
-        let recorded = self.recorded(sequence)?;
-        let mut work = self.work();
-        self.context.current()?;
-        recorded.launches.iter().try_for_each(|launch| self.start(launch))?;
-        work.issued += 1;
-        let token = work.issued;
-        let event = Event::now(&self.stream)?;
-        work.ends.push_back(End { token, event, _sequence: recorded });
-        Ok(Token(token))
+        self.poison.guard(|| {
+            let recorded = self.recorded(sequence)?;
+            let mut work = locked(&self.submitted);
+            self.context.current()?;
+            recorded.start(&self.stream)?;
+            let event = work.free.pop().map_or_else(|| Event::new(&self.context), Ok)?;
+            event.record(&self.stream)?;
+            work.issued += 1;
+            let token = work.issued;
+            work.ends.push_back(End { token, event, _sequence: recorded });
+            Ok(Token(token))
+        })
     }
 
     /// A kernel that never ends keeps the card: it is for the caller's process to end.
     fn wait(&self, token: Token, deadline: Duration) -> Result<(), Error> {
-        let start = Instant::now();
-        loop {
-            let mut work = self.work();
-            if token.0 > work.issued {
-                let message = format!("token {} is not among the {} submitted", token.0, work.issued);
-                return Err(Error::new(ErrorKind::BadLaunch, message));
-            }
-            while let Some(end) = work.ends.front().filter(|end| end.token <= token.0) {
-                if !end.event.reached()? {
-                    break;
+        self.poison.guard(|| {
+            self.context.current()?;
+            let start = Instant::now();
+            while !self.ended(token)? {
+                match start.elapsed() {
+                    waited if waited > deadline => {
+                        return Err(Error::new(ErrorKind::Timeout, format!("no end within {deadline:?}")));
+                    }
+                    waited if waited < SPIN => std::hint::spin_loop(),
+                    waited if waited < DOZE => std::thread::yield_now(),
+                    _ => std::thread::sleep(Duration::from_micros(50)),
                 }
-                work.ends.pop_front();
             }
-            if work.ends.front().is_none_or(|end| end.token > token.0) {
-                return Ok(());
-            }
-            drop(work);
-            let waited = start.elapsed();
-            if waited > deadline {
-                return Err(Error::new(ErrorKind::Timeout, format!("no end within {deadline:?}")));
-            }
-            // Short work ends while this spins; long work leaves the processor to others.
-            if waited > Duration::from_millis(1) {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
+            Ok(())
+        })
     }
 
     fn time(&self, sequences: &[Sequence], reps: u32) -> Result<Timing, Error> {
@@ -364,22 +369,26 @@ impl Backend for Cuda {
             let message = format!("timing {} sequences {reps} times", sequences.len());
             return Err(Error::new(ErrorKind::BadLaunch, message));
         }
-        let recorded = sequences.iter().map(|s| self.recorded(s)).collect::<Result<Vec<_>, Error>>()?;
-        let _work = self.work();
-        self.stream.drain("time")?;
-        let start = Event::now(&self.stream)?;
-        for sequence in recorded.iter().cycle().take(reps as usize) {
-            sequence.launches.iter().try_for_each(|launch| self.start(launch))?;
-        }
-        let end = Event::now(&self.stream)?;
-        self.stream.drain("time")?;
-        Ok(Timing { ns: end.ns_since(&start)? / f64::from(reps), reps })
+        self.poison.guard(|| {
+            let recorded = sequences.iter().map(|s| self.recorded(s)).collect::<Result<Vec<_>, Error>>()?;
+            let _work = locked(&self.submitted);
+            let [start, end] = &*locked(&self.timers);
+            self.stream.drain("time")?;
+            start.record(&self.stream)?;
+            for sequence in recorded.iter().cycle().take(reps as usize) {
+                sequence.start(&self.stream)?;
+            }
+            end.record(&self.stream)?;
+            self.stream.drain("time")?;
+            Ok(Timing { ns: end.ns_since(start)? / f64::from(reps), reps })
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cuda, CudaOptions, padded};
+    use super::sequence::padded;
+    use super::{Cuda, CudaOptions};
 
     #[test]
     fn a_parameter_block_keeps_its_bytes_and_ends_in_zeros() {

@@ -83,6 +83,8 @@ pub struct HostOptions {
 /// Most threads of a group, and most bytes of threadgroup memory: the least that any GPU backend gives.
 const MAX_THREADS: u32 = 1024;
 const SHARED_BYTES: u32 = 32 << 10;
+/// It holds any number of groups; a grid that is made for the processors of a machine shall have few.
+const PROCESSORS: u32 = 4;
 /// A launch that takes longer hangs.
 const LAUNCH_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -126,7 +128,9 @@ impl Host {
         let limits = Limits {
             backend: "host".into(),
             max_threads: MAX_THREADS,
+            processors: PROCESSORS,
             shared_bytes: SHARED_BYTES,
+            dynamic_shared_bytes: SHARED_BYTES,
             l1_bytes: 32 << 10,
             l2_bytes: 1 << 20,
             llc_bytes: 1 << 20,

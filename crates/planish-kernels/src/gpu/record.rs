@@ -16,7 +16,9 @@ pub fn card() -> Recorder {
     Recorder::new(Limits {
         backend: "cuda".into(),
         max_threads: 1024,
+        processors: 132,
         shared_bytes: 48 << 10,
+        dynamic_shared_bytes: 227 << 10,
         l1_bytes: 256 << 10,
         l2_bytes: 50 << 20,
         llc_bytes: 50 << 20,
