@@ -125,6 +125,30 @@ pub fn weights(rng: &mut Rng, ty: WeightType, rows: usize, cols: usize, fill: Fi
     out
 }
 
+/// Multiplies the weights in `file` by `factor`, up to the rounding of scales or floats.
+pub fn rescale(ty: WeightType, file: &mut [u8], factor: f64) {
+    let f16 = |at: &mut [u8]| {
+        let v = f64::from(f16::from_le_bytes([at[0], at[1]]).to_f32()) * factor;
+        at.copy_from_slice(&f16::from_f64(v).to_le_bytes());
+    };
+    match ty {
+        WeightType::F32 => file.chunks_exact_mut(4).for_each(|at| {
+            let v = f64::from(f32::from_le_bytes([at[0], at[1], at[2], at[3]])) * factor;
+            at.copy_from_slice(&(v as f32).to_le_bytes());
+        }),
+        WeightType::BF16 => file.chunks_exact_mut(2).for_each(|at| {
+            let v = f64::from(bf16::from_le_bytes([at[0], at[1]]).to_f32()) * factor;
+            at.copy_from_slice(&bf16::from_f64(v).to_le_bytes());
+        }),
+        WeightType::F16 => file.chunks_exact_mut(2).for_each(f16),
+        _ => {
+            for block in file.chunks_exact_mut(ty.record().block_bytes) {
+                scale_offsets(ty).iter().for_each(|at| f16(&mut block[*at..*at + 2]));
+            }
+        }
+    }
+}
+
 /// Where the f16 scales of a block lie.
 fn scale_offsets(ty: WeightType) -> &'static [usize] {
     match ty {

@@ -17,6 +17,7 @@ struct __align__(2) bfloat {
 };
 struct __align__(8) half4 { half x, y, z, w; };
 struct __align__(8) bfloat4 { bfloat x, y, z, w; };
+INLINE float2 half_pair(uint u) { half a, b; a.u = (ushort)u; b.u = (ushort)(u >> 16); return make_float2(float(a), float(b)); }
 // float2, float4, uint2, uint4, make_float2, make_float4, make_uint2 and make_uint4 are the compiler's own.
 INLINE float4 to_float4(float4 v) { return v; }
 INLINE float4 to_float4(half4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }
@@ -95,6 +96,16 @@ INLINE void grid_barrier(uint* counter) {
     __syncthreads();
 }
 #define GRID_BARRIER(counter) grid_barrier(counter)
+
+// Brings `bytes` from p on closer, and changes no result; both are multiples of 16.
+INLINE void prefetch(const void* p, uint bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; cp.async.bulk.prefetch.L2.global [g], %1; }" :: "l"(p), "r"(bytes));
+#else
+    for (uint i = 0; i < bytes; i += 128)
+        asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; prefetch.global.L2 [g]; }" :: "l"((const char*)p + i));
+#endif
+}
 
 // Reductions and shuffles over the 32 lanes; the order of a float sum is the butterfly's.
 #define ALL_LANES 0xffffffffu

@@ -47,6 +47,8 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+// The floats of the low and of the high 16 bits.
+static inline float2 half_pair(uint u) { return {exec::half_to_float((ushort)u), exec::half_to_float((ushort)(u >> 16))}; }
 static inline float4 to_float4(float4 v) { return v; }
 static inline float4 to_float4(half4 h) { return {float(h.x), float(h.y), float(h.z), float(h.w)}; }
 static inline float4 to_float4(bfloat4 h) { return {float(h.x), float(h.y), float(h.z), float(h.w)}; }
@@ -229,6 +231,9 @@ template <class T> static inline T atomic_add(::exec::atomics<T> a, uint i, T v)
 static inline uint atomic_max(::exec::atomics<uint> a, uint i, uint v) { uint* p = a.at(i); exec::atomic_guard(p); uint old = *p; if (v > old) *p = v; exec::atomic_guard(p); return old; }
 template <class T> static inline T atomic_load(::exec::atomics<T> a, uint i) { T* p = a.at(i); exec::atomic_guard(p); return *p; }
 template <class T> static inline void atomic_store(::exec::atomics<T> a, uint i, T v) { T* p = a.at(i); exec::atomic_guard(p); *p = v; exec::atomic_guard(p); }
+
+// Brings `bytes` from p on closer, and changes no result; both are multiples of 16.
+template <class P> static inline void prefetch(P, uint) {}
 
 // Reductions and shuffles over the 32 lanes; the order of a sum is the butterfly's on every backend.
 #define EXEC_LINE int line = __builtin_LINE()

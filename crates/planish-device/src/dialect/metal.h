@@ -12,6 +12,7 @@ inline float2 make_float2(float x, float y) { return float2(x, y); }
 inline float4 make_float4(float x, float y, float z, float w) { return float4(x, y, z, w); }
 inline uint2 make_uint2(uint x, uint y) { return uint2(x, y); }
 inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return uint4(x, y, z, w); }
+inline float2 half_pair(uint u) { return float2(float(as_type<half>(ushort(u))), float(as_type<half>(ushort(u >> 16)))); }
 inline float4 to_float4(float4 v) { return v; }
 inline float4 to_float4(half4 v) { return float4(v); }
 inline float4 to_float4(bfloat4 v) { return float4(v); }
@@ -105,6 +106,9 @@ inline void grid_barrier(device atomic<uint>* counter, uint group, uint groups, 
 #else
 #define DEVICE device
 #endif
+
+// Metal has no way to bring memory closer ahead of its use.
+template <class P> inline void prefetch(P p, uint bytes) {}
 
 // simd_max, simd_min, simd_shuffle, simd_shuffle_up, simd_shuffle_xor and simd_sum over the 32 lanes are Metal's own.
 

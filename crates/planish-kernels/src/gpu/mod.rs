@@ -5,8 +5,8 @@
 //! CUDA, Metal and the host executor run the same text; the host executor proves it right on a machine without a GPU.
 
 pub mod expect;
-mod fused;
 mod linear;
+pub mod planes;
 pub mod record;
 mod teams;
 pub mod text;
@@ -70,7 +70,7 @@ gpu_ops! {
     barrier,
     sample,
     merge,
-    decode_layer,
+    decode,
     attention,
     attention_varlen,
     attention_decode,

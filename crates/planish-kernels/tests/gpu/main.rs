@@ -87,5 +87,5 @@ fn every_op_under_the_thread_sanitizer() {
 #[test]
 fn a_fused_layer_gives_the_bits_of_its_phases() {
     let Some(host) = host(Mode::Checked) else { return };
-    fused::same_bits(&host, &gpu::decode_layer::OP);
+    fused::same_bits(&host, &gpu::decode::OP);
 }

@@ -1,0 +1,172 @@
+//! The launches of a step.
+
+use planish_device::{Launch, Slice};
+use planish_tune::{Config, Rejection};
+
+use super::model::{At, Memory, Model, ModelAt};
+use super::{Forms, OP, limits, phases, shared_heads, stage};
+use crate::gpu::text::{KernelLaunch, knob};
+use crate::op::Machine;
+
+/// How the token after the step is drawn, on the device.
+#[derive(Clone)]
+pub enum Draw {
+    /// Not: the step's words stay, and the host reads the logits.
+    None,
+    /// The largest logit, of equal ones the lowest id.
+    Greedy,
+    /// By the launches of a sampler, which leave the token in the first slice; the second is its settings, whose count of
+    /// steps goes on.
+    Sampled(Vec<Launch>, Slice, Slice),
+}
+
+/// A bit for each type that some of `matrices` have.
+fn types(matrices: impl Iterator<Item = At>) -> i64 {
+    matrices.fold(0, |bits, m| bits | 1 << (m.ty as i64))
+}
+
+struct Step<'a> {
+    model: &'a Model,
+    memory: &'a Memory,
+    machine: &'a Machine<'a>,
+    constants: Vec<(&'static str, i64)>,
+    groups: usize,
+    threads: usize,
+    splits: usize,
+}
+
+fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'static str, i64)>, Rejection> {
+    let get = |name| knob(config, name).map(|n| n as i64);
+    let forms = Forms::of(model, at);
+    let (tiles, quads) = stage(model, forms);
+    let flag = |b: bool| i64::from(b);
+    let lanes = (model.head_dim / 8).next_power_of_two();
+    Ok(vec![
+        ("THREADS", get("THREADS")?),
+        ("SPLITS", get("SPLITS")?),
+        ("ROWS_QKV", get("ROWS")?),
+        ("ROWS_OUT", get("ROWS")?),
+        ("ROWS_UP", get("ROWS_UP")?),
+        ("ROWS_DOWN", get("ROWS_DOWN")?),
+        ("ROWS_HEAD", get("ROWS_HEAD")?),
+        ("PREFETCH", get("PREFETCH")?),
+        ("HIDDEN", model.hidden as i64),
+        ("HEADS", model.heads as i64),
+        ("KV_HEADS", model.kv_heads as i64),
+        ("HEAD_DIM", model.head_dim as i64),
+        ("ROTARY", model.rotary as i64),
+        ("FFN", model.ffn as i64),
+        ("VOCAB", model.vocab as i64),
+        ("CAPACITY", model.capacity as i64),
+        ("KEY_LANES", lanes as i64),
+        ("NEIGHBOURS", flag(model.neighbours)),
+        ("GATE", flag(model.gelu)),
+        ("HEAD_NORMS", flag(model.head_norms)),
+        ("BIASES", flag(model.biases)),
+        ("POST_NORMS", flag(model.post_norms)),
+        ("STAGE_INT8", flag(forms.int8)),
+        ("STAGE_FLOAT", flag(forms.float)),
+        ("ACT", flag(model.int8)),
+        ("TYPES_QKV", types(at.layers.iter().flat_map(|l| l.qkv))),
+        ("TYPES_OUT", types(at.layers.iter().map(|l| l.out))),
+        ("TYPES_UP", types(at.layers.iter().map(|l| l.gate_up))),
+        ("TYPES_DOWN", types(at.layers.iter().map(|l| l.down))),
+        ("TYPES_HEAD", types([at.head].into_iter())),
+        ("TYPE_EMBED", at.embedding.ty as i64),
+        ("TILES", tiles as i64),
+        ("QUADS", quads as i64),
+        ("HEADS_SHARED", shared_heads(model) as i64),
+        ("HEAD_SIZE", model.head_dim as i64),
+        ("SIMDS", get("THREADS")? / 32),
+    ])
+}
+
+impl Step<'_> {
+    fn params(&self, first: usize, count: usize, ends: u32) -> Vec<u32> {
+        let m = self.model;
+        let floats = [m.eps, m.scale, m.softcap, m.logit_softcap, m.embedding_scale].map(f32::to_bits);
+        [&[first as u32, count as u32, ends, self.groups as u32], &floats[..]].concat()
+    }
+
+    fn kernel(&self, entry: &str, groups: usize, params: Vec<u32>) -> Result<Launch, Rejection> {
+        let m = self.memory;
+        let args = [&m.arena, &m.table, &m.step, &m.ropes, &m.keys, &m.values, &m.work, &m.logits, &m.sync];
+        let (constants, threads) = (self.constants.clone(), self.threads);
+        KernelLaunch { text: &OP.text, entry, constants, params, groups, threads, shared_bytes: 0 }
+            .on(self.machine, args.map(Clone::clone).to_vec())
+    }
+
+    fn phases(&self) -> Result<Vec<Launch>, Rejection> {
+        let mut launches = vec![self.kernel("decode_embed", 1, self.params(0, 0, 0))?];
+        for layer in 0..self.model.layers {
+            for entry in phases::LAYER {
+                launches.push(self.kernel(entry, self.groups, self.params(layer, 1, 0))?);
+            }
+        }
+        launches.push(self.kernel("decode_head", self.groups, self.params(0, 0, 0))?);
+        Ok(launches)
+    }
+
+    fn layers(&self) -> Result<Vec<Launch>, Rejection> {
+        let last = self.model.layers - 1;
+        let ends = |layer: usize| u32::from(layer == 0) + 2 * u32::from(layer == last);
+        let layer = |l: usize| self.kernel("decode_fused", self.groups, self.params(l, 1, ends(l)));
+        (0..self.model.layers).map(layer).collect()
+    }
+
+    /// The launches that draw, and that move the step on.
+    fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
+        let m = self.memory;
+        let end = |entry, args| {
+            let (constants, params) = (self.constants.clone(), self.params(0, 0, 0));
+            KernelLaunch { text: &OP.text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }
+                .on(self.machine, args)
+        };
+        match draw {
+            Draw::None => Ok(Vec::new()),
+            Draw::Greedy => {
+                let at = 4 * self.model.best_at(self.splits);
+                let best = m.work.buffer.slice(m.work.offset + at, 8 * self.groups);
+                let best = best.map_err(|e| Rejection::Launch(e.to_string()))?;
+                Ok(vec![end("decode_pick", vec![best, m.step.clone()])?])
+            }
+            Draw::Sampled(launches, drawn, settings) => {
+                let mut all = launches.clone();
+                all.push(end("decode_next", vec![drawn.clone(), settings.clone(), m.step.clone()])?);
+                Ok(all)
+            }
+        }
+    }
+}
+
+/// The launches of one step of `model` under `config`: from the token and position in `memory.step` to logits, and to the
+/// next token and position where it is drawn.
+///
+/// `PATH` graph launches what launches does: how a sequence is recorded is the caller's.
+pub fn step(
+    (model, at): (&Model, &ModelAt),
+    memory: &Memory,
+    draw: &Draw,
+    config: &Config,
+    machine: &Machine<'_>,
+) -> Result<Vec<Launch>, Rejection> {
+    model.check().map_err(Rejection::Constraint)?;
+    limits(config)?;
+    let [groups, threads, splits] = ["BLOCKS", "THREADS", "SPLITS"].map(|n| knob(config, n));
+    let step = Step {
+        model,
+        memory,
+        machine,
+        constants: constants(model, at, config)?,
+        groups: groups?,
+        threads: threads?,
+        splits: splits?,
+    };
+    let mut launches = match config.name("PATH") {
+        Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3))?],
+        Some("layer") => step.layers()?,
+        _ => step.phases()?,
+    };
+    launches.extend(step.draw(draw)?);
+    Ok(launches)
+}

@@ -1,0 +1,160 @@
+//! `decode`: one token through a whole decoder-only model, as a launch a phase, a layer or a token; bound by memory.
+
+mod launch;
+pub mod model;
+mod phases;
+mod problem;
+mod reference;
+
+use planish_tune::{Config, Constraint, Rejection, Space, Value};
+
+use crate::gpu::planes::{PLANES, TILE};
+use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
+use crate::gpu::{GpuOp, Tier};
+use crate::op::{Machine, Op, OpCall};
+pub use launch::{Draw, step};
+use model::{GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
+
+/// Arguments: arena, table, step, rope angles, keys, values, work, logits, a word for the barrier, as `model::Memory` says.
+///
+/// The shape's fields are a small model's; `a+b` for a type is a in even layers and b in odd ones.
+pub static OP: GpuOp = GpuOp {
+    op: Op {
+        name: "decode",
+        about: "embedding, decoder layers and head for one token, one launch a phase, a layer or a token; bound by memory",
+        check: problem::check,
+        space: |s, machine| space(&problem::model(s), machine),
+        cost: problem::cost,
+        cases: |s| vec![s.clone()],
+        problem: problem::problem,
+        steps: |call: &OpCall, config, machine| problem::steps(call, config, machine),
+        rotated: &[0, 4, 5],
+    },
+    text: Text(&[
+        QUANT,
+        PLANES,
+        REDUCE,
+        GATE,
+        ("decode.k", include_str!("decode.k")),
+        ("attend.k", include_str!("attend.k")),
+        ("decode_kernels.k", phases::TEXT),
+    ]),
+    shapes: problem::SHAPES,
+};
+
+/// Threads that the host executor keeps resident here: each has a stack.
+const HOST_RESIDENT: usize = 2048;
+/// Query heads that share a reading of the keys, at most.
+const SHARED_HEADS: usize = 4;
+
+/// Query heads that share a reading of the keys: equal parts of a group, as few parts as there may be.
+pub(crate) fn shared_heads(model: &Model) -> usize {
+    model.group().div_ceil(model.group().div_ceil(SHARED_HEADS))
+}
+
+/// Tiles and quads of the widest input, in the forms that are staged.
+fn stage(model: &Model, forms: Forms) -> (usize, usize) {
+    let widest = model.hidden.max(model.ffn).max(model.wide());
+    (if forms.int8 { widest.div_ceil(TILE) } else { 1 }, if forms.float { widest.div_ceil(4) } else { 1 })
+}
+
+/// Which forms of the input a phase's matrices meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forms {
+    /// Bytes.
+    pub int8: bool,
+    /// Floats.
+    pub float: bool,
+}
+
+impl Forms {
+    /// Of the matrices of a model.
+    pub fn of(model: &Model, at: &ModelAt) -> Forms {
+        let layers = at.layers.iter().flat_map(|l| l.qkv.into_iter().chain([l.out, l.gate_up, l.down]));
+        let mut forms = Forms { int8: false, float: false };
+        for matrix in layers.chain([at.head]) {
+            let int8 = model.int8 && !matrix.ty.is_float();
+            forms.int8 |= int8;
+            forms.float |= !int8;
+        }
+        forms
+    }
+}
+
+/// Threadgroup bytes of a kernel of `threads` threads.
+fn group_bytes(model: &Model, forms: Forms, threads: usize) -> usize {
+    let (tiles, quads) = stage(model, forms);
+    let simds = threads / 32;
+    let heads = shared_heads(model) * model.head_dim + 2 * model.head_dim + simds * (model.head_dim + 2);
+    44 * tiles + 16 * quads + 4 * heads + 12 * 32
+}
+
+/// What may be tried for `model` on `machine`.
+pub fn space(model: &Model, machine: &Machine<'_>) -> Space {
+    let (tier, limits) = (Tier::on(machine), machine.backend.limits());
+    let host = limits.backend == "host";
+    let resident = if host { HOST_RESIDENT } else { usize::MAX };
+    let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
+    let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
+    let both = Forms { int8: model.int8, float: !model.int8 };
+    let m = *model;
+    let named =
+        |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
+    Space {
+        params: vec![
+            planish_tune::Param {
+                name: "PATH",
+                trades: "launches against barriers of a grid",
+                values: names(&["token", "layer", "graph", "launches"]),
+            },
+            ints(
+                "BLOCKS",
+                "groups that share the rows against groups that a barrier waits for",
+                &[2, 16, 64, 132, 264],
+            ),
+            ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 512, 1024]),
+            ints("SPLITS", "groups that share a head against parts to put together", &[1, 4, 8, 16, 32]),
+            ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2, 4]),
+            ints("ROWS_UP", "rows of gate and up at a time", &[2, 4, 8]),
+            ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
+            ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
+            ints("PREFETCH", "1 brings the first rows of a later phase closer before a barrier", &[0, 1]),
+        ],
+        constraints: vec![
+            named(
+                format!("blocks of a grid are resident: {resident} threads"),
+                Box::new(move |c| {
+                    let threads = knob(c, "BLOCKS").and_then(|b| Ok(b * knob(c, "THREADS")?));
+                    matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
+                }),
+            ),
+            named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
+            named(
+                format!("threadgroup bytes <= {bytes}"),
+                Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| group_bytes(&m, both, n) <= bytes)),
+            ),
+        ],
+        default: Config::new()
+            .with("PATH", "token")
+            .with("BLOCKS", tier.pick([2, 16, 64, 132]))
+            .with("THREADS", tier.pick([128, 256, 256, 512]))
+            .with("SPLITS", tier.pick([4, 4, 8, 16]))
+            .with("ROWS", tier.pick([1, 1, 1, 2]))
+            .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
+            .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
+            .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
+            .with("PREFETCH", 1),
+    }
+}
+
+/// Refuses what neither space nor model says.
+fn limits(config: &Config) -> Result<(), Rejection> {
+    for (name, most) in [("BLOCKS", GROUPS_MAX), ("SPLITS", SPLITS_MAX), ("ROWS", 8), ("ROWS_UP", 8), ("ROWS_HEAD", 8)]
+    {
+        let n = knob(config, name)?;
+        if n == 0 || n > most {
+            return Err(Rejection::Constraint(format!("{name} is {n}, at most {most}")));
+        }
+    }
+    Ok(())
+}

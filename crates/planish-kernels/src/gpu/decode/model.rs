@@ -1,0 +1,223 @@
+//! What decode kernels know of a model: its numbers, where its tensors lie, and the memory of a step.
+
+use planish_device::Slice;
+use planish_tune::Rejection;
+
+use crate::quant::WeightType;
+
+/// Parts of the keys, at most.
+pub const SPLITS_MAX: usize = 32;
+/// Groups of a grid, at most.
+pub const GROUPS_MAX: usize = 1024;
+/// Ids that the ring of drawn tokens holds.
+pub const RING: usize = 256;
+/// Words of the step: token, position, tokens drawn, one that is spare, and the ring.
+pub const STEP_WORDS: usize = 4 + RING;
+/// Largest head.
+pub const HEAD_DIM_MAX: usize = 256;
+
+/// The numbers of a decoder-only model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Model {
+    /// Width of the residual.
+    pub hidden: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head, a multiple of eight.
+    pub head_dim: usize,
+    /// Elements of a head that rotate.
+    pub rotary: usize,
+    /// Width between the projections of the MLP.
+    pub ffn: usize,
+    /// Rows of the head.
+    pub vocab: usize,
+    /// Positions of the cache.
+    pub capacity: usize,
+    /// Rotated elements pair up with their neighbour, not with the other half.
+    pub neighbours: bool,
+    /// The gate is tanh-GELU, not SiLU.
+    pub gelu: bool,
+    /// Query and key heads are normed.
+    pub head_norms: bool,
+    /// Projections to q, k and v have biases.
+    pub biases: bool,
+    /// Norms stand behind the blocks, too.
+    pub post_norms: bool,
+    /// Quantised weights meet bytes, not floats.
+    pub int8: bool,
+    /// Added to mean squares.
+    pub eps: f32,
+    /// Of scores.
+    pub scale: f32,
+    /// Bound of scores, 0 for none.
+    pub softcap: f32,
+    /// Bound of logits, 0 for none.
+    pub logit_softcap: f32,
+    /// Of embeddings.
+    pub embedding_scale: f32,
+}
+
+/// A matrix of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// How elements are stored.
+    pub ty: WeightType,
+    /// First byte, a multiple of 16.
+    pub offset: usize,
+}
+
+/// Tensors of a block; vectors are f32 at a first byte, a multiple of 16.
+#[derive(Clone, Debug)]
+pub struct LayerAt {
+    /// Norm before attention.
+    pub attn_norm: usize,
+    /// Norm before the MLP.
+    pub ffn_norm: usize,
+    /// Norms of every query head and of every key head.
+    pub head_norms: Option<[usize; 2]>,
+    /// Biases of q, k and v.
+    pub biases: Option<[usize; 3]>,
+    /// Norms behind attention and behind the MLP.
+    pub post_norms: Option<[usize; 2]>,
+    /// Projections to q, k and v.
+    pub qkv: [At; 3],
+    /// Output projection.
+    pub out: At,
+    /// Gate and up in one: row 2i is row i of gate, row 2i + 1 that of up.
+    pub gate_up: At,
+    /// Down projection.
+    pub down: At,
+    /// Keys a query sees, its own included; 0 for all.
+    pub window: usize,
+    /// Which table of angles.
+    pub table: usize,
+}
+
+/// Tensors of a model.
+#[derive(Clone, Debug)]
+pub struct ModelAt {
+    /// Token embedding, `[vocab][hidden]`.
+    pub embedding: At,
+    /// Output projection, `[vocab][hidden]`; the embedding again where the two are tied.
+    pub head: At,
+    /// Norm before the head.
+    pub output_norm: usize,
+    /// Blocks.
+    pub layers: Vec<LayerAt>,
+}
+
+/// Memory of a step.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// All weights, followed by 256 spare bytes.
+    pub arena: Slice,
+    /// The words of `table`.
+    pub table: Slice,
+    /// `STEP_WORDS` words.
+    pub step: Slice,
+    /// f32 `[tables][capacity][rotary]`: of each position the cosines, then the sines.
+    pub ropes: Slice,
+    /// f16 `[layers][kv_heads][capacity][head_dim]`.
+    pub keys: Slice,
+    /// Like keys.
+    pub values: Slice,
+    /// `Model::work_bytes` bytes.
+    pub work: Slice,
+    /// f32 `[vocab]`.
+    pub logits: Slice,
+    /// One word, zero before the first step.
+    pub sync: Slice,
+}
+
+impl Model {
+    /// Query heads of a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Elements of all query heads.
+    pub fn wide(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of all key heads.
+    pub fn kv_wide(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of the key cache.
+    pub fn cache_elements(&self) -> usize {
+        self.layers * self.kv_heads * self.capacity * self.head_dim
+    }
+
+    /// Bytes of work memory.
+    pub fn work_bytes(&self) -> usize {
+        let quads = |n: usize| n.next_multiple_of(4);
+        let heads = quads(self.heads * SPLITS_MAX * self.head_dim) + quads(2 * self.heads * SPLITS_MAX);
+        4 * (3 * quads(self.hidden)
+            + quads(self.wide() + 2 * self.kv_wide())
+            + quads(self.ffn)
+            + heads
+            + 2 * GROUPS_MAX)
+    }
+
+    /// First float of the best logits of groups in work memory.
+    pub(crate) fn best_at(&self, splits: usize) -> usize {
+        let quads = |n: usize| n.next_multiple_of(4);
+        3 * quads(self.hidden)
+            + quads(self.wide() + 2 * self.kv_wide())
+            + quads(self.ffn)
+            + quads(self.heads * splits * self.head_dim)
+            + quads(2 * self.heads * splits)
+    }
+
+    /// What of the model no kernel can do.
+    pub fn check(&self) -> Result<(), String> {
+        let sizes = [self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, self.vocab];
+        if sizes.contains(&0) || self.capacity == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(format!("sizes are from 1, heads a multiple of key heads: {self:?}"));
+        }
+        if !self.head_dim.is_multiple_of(8) || self.head_dim > HEAD_DIM_MAX {
+            return Err(format!("heads of {} elements: multiples of 8 up to {HEAD_DIM_MAX} are run", self.head_dim));
+        }
+        if self.rotary > self.head_dim || !self.rotary.is_multiple_of(2) {
+            return Err(format!("{} of {} elements rotate", self.rotary, self.head_dim));
+        }
+        if !self.hidden.is_multiple_of(4) || !self.ffn.is_multiple_of(4) {
+            return Err(format!("widths of {} and {}: multiples of 4 are run", self.hidden, self.ffn));
+        }
+        match self.cache_elements() {
+            n if n < 1 << 32 => Ok(()),
+            n => Err(format!("a cache of {n} elements for {} positions: kernels count 2^32", self.capacity)),
+        }
+    }
+}
+
+impl ModelAt {
+    /// The words that kernels find tensors by.
+    pub fn table(&self) -> Result<Vec<u32>, Rejection> {
+        let mut words = Vec::with_capacity(8 + 24 * self.layers.len());
+        let post = self.layers.last().and_then(|l| l.post_norms).map_or(0, |p| p[1]);
+        let [embedding, head] = [self.embedding, self.head].map(|m| [m.offset, m.ty as usize * 16]);
+        let head_words = [embedding[0], embedding[1], head[0], head[1], self.output_norm, post, 0, 0];
+        words.extend(head_words);
+        for l in &self.layers {
+            let norms = l.head_norms.unwrap_or_default();
+            let (biases, posts) = (l.biases.unwrap_or_default(), l.post_norms.unwrap_or_default());
+            words.extend([l.attn_norm, l.ffn_norm, norms[0], norms[1], biases[0], biases[1], biases[2]]);
+            words.extend([posts[0], posts[1]]);
+            let [q, k, v] = l.qkv;
+            words.extend([q, k, v, l.out, l.gate_up, l.down].iter().flat_map(|m| [m.offset, m.ty as usize * 16]));
+            words.extend([l.window * 16, l.table * 16, 0]);
+        }
+        let place = |n: &usize| match (n % 16, u32::try_from(n / 16)) {
+            (0, Ok(n)) => Ok(n),
+            _ => Err(Rejection::Constraint(format!("byte {n} of the arena: multiples of 16 below 2^36 are reached"))),
+        };
+        words.iter().map(place).collect()
+    }
+}

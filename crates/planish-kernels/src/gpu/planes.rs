@@ -1,0 +1,205 @@
+//! Quantised matrices in planes, as `include/planes.k` reads them: all codes, their high bits, scales of tiles and of blocks.
+//!
+//! The values are those of the file, bit for bit; a weight takes the file's bytes, at most four percent more.
+
+use std::ops::Range;
+
+use crate::quant::{Min, SubScale, Tile, WeightType, codec, read_tile};
+
+/// The text of planes; it needs that of GGUF's types before it.
+pub const PLANES: (&str, &str) = ("planes.k", include_str!("include/planes.k"));
+
+/// Columns of a tile.
+pub const TILE: usize = 32;
+/// What planes start on, in bytes.
+pub const ALIGN: usize = 16;
+
+/// A matrix and where its parts lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planes {
+    /// How elements are stored; float types lie row after row, as in the file.
+    pub ty: WeightType,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// Bytes of one tile in the planes of codes, high bits and scales, and of one block in the last plane.
+fn sizes(ty: WeightType) -> [usize; 4] {
+    let codec = codec(ty);
+    let codes = if codec.bits == 8 { 32 } else { 4 * codec.bits.min(4) as usize & !7 };
+    let high = if codec.bits == 8 { 0 } else { 4 * (codec.bits as usize - codes / 4) };
+    match codec.sub_scale {
+        SubScale::None => [codes, high, if codec.min == Min::Add { 4 } else { 2 }, 0],
+        SubScale::Bytes => [codes, high, 2, 0],
+        SubScale::Nibbles => [codes, high, 2, 4],
+        SubScale::Signed => [codes, high, codec.subs, 2],
+    }
+}
+
+impl Planes {
+    /// A matrix of whole blocks, or of whole quads of floats; an error names what is wrong.
+    pub fn new(ty: WeightType, rows: usize, cols: usize) -> Result<Planes, String> {
+        let planes = Planes { ty, rows, cols };
+        let whole = if ty.is_float() { cols.is_multiple_of(4) } else { ty.row_bytes(cols).is_some() };
+        if !whole || rows == 0 || cols == 0 {
+            let unit = if ty.is_float() { 4 } else { ty.record().block_elements };
+            return Err(format!("{rows} rows of {cols} {ty} elements: rows of whole {unit} are needed"));
+        }
+        match rows.checked_mul(cols).and_then(|n| n.checked_mul(4)) {
+            // Kernels count tiles, and the bytes of a plane, in 32 bits.
+            Some(n) if n / 4 <= u32::MAX as usize => Ok(planes),
+            _ => Err(format!("{rows} rows of {cols} {ty} elements: more than 2^32 elements")),
+        }
+    }
+
+    /// Bytes of a row in the file.
+    pub fn file_row(&self) -> usize {
+        self.ty.row_bytes(self.cols).expect("rows are whole blocks")
+    }
+
+    /// Bytes of the matrix, a multiple of `ALIGN`.
+    pub fn bytes(&self) -> usize {
+        self.parts()[3].end
+    }
+
+    /// Where the four planes lie; the first alone, for floats.
+    fn parts(&self) -> [Range<usize>; 4] {
+        if self.ty.is_float() {
+            let end = (self.rows * self.file_row()).next_multiple_of(ALIGN);
+            return [0..end, end..end, end..end, end..end];
+        }
+        let tiles = self.rows * (self.cols / TILE);
+        let [codes, high, scales, blocks] = sizes(self.ty);
+        let mut end = 0;
+        [tiles * codes, tiles * high, tiles * scales, tiles / 8 * blocks].map(|bytes| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(ALIGN);
+            start..end
+        })
+    }
+
+    /// The bytes of `rows` rows of the file, of which row i becomes row `place(i)`, into `out`, the whole matrix.
+    ///
+    /// Panics when sizes disagree.
+    pub fn pack(&self, file: &[u8], place: impl Fn(usize) -> usize, out: &mut [u8]) {
+        let width = self.file_row();
+        assert!(out.len() == self.bytes() && file.len().is_multiple_of(width), "{} bytes, {self:?}", out.len());
+        for (i, row) in file.chunks_exact(width).enumerate() {
+            self.pack_row(place(i), row, out);
+        }
+    }
+
+    fn pack_row(&self, row: usize, file: &[u8], out: &mut [u8]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        if self.ty.is_float() {
+            out[row * file.len()..(row + 1) * file.len()].copy_from_slice(file);
+            return;
+        }
+        let (codec, record, tiles) = (codec(self.ty), self.ty.record(), self.cols / TILE);
+        let parts = self.parts();
+        let [codes, high, scales, blocks] = sizes(self.ty);
+        for t in 0..tiles {
+            let block = &file[t / codec.tiles * record.block_bytes..][..record.block_bytes];
+            let tile = read_tile(self.ty, block, t % codec.tiles);
+            let at = row * tiles + t;
+            let (low_bits, high_bits) = split(self.ty, &tile.codes);
+            if self.ty == WeightType::Q8_0 {
+                let start = row * tiles * 32;
+                put(out, start + 16 * t, &low_bits[..16]);
+                put(out, start + 16 * (tiles + t), &low_bits[16..]);
+            } else {
+                put(out, parts[0].start + at * codes, &low_bits[..codes]);
+            }
+            put(out, parts[1].start + at * high, &high_bits[..high]);
+            let (scale, per_block) = (scale_bytes(self.ty, &tile), block_bytes(self.ty, &tile));
+            match codec.sub_scale {
+                SubScale::Bytes => six_bits(&tile, at % 8, &mut out[parts[2].start + at / 8 * 16..][..16]),
+                _ => put(out, parts[2].start + at * scales, &scale[..scales]),
+            }
+            put(out, parts[3].start + at / 8 * blocks, &per_block[..blocks]);
+        }
+    }
+}
+
+fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
+    out[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// The codes of a tile as the first plane has them, and the bits that are left for the second.
+fn split(ty: WeightType, words: &[u32; 8]) -> ([u8; 32], [u8; 8]) {
+    let codec = codec(ty);
+    let (mut low, mut high) = ([0u8; 32], [0u8; 8]);
+    // A code of a type with an offset becomes a signed number of as many bits: its top bit turns.
+    let turned = if codec.offset > 0 { 1 << (codec.bits - 1) } else { 0 };
+    for column in 0..TILE {
+        let (word, byte) = (column / 4, column % 4);
+        let code = words[word].to_le_bytes()[byte] ^ turned;
+        match codec.bits {
+            8 => low[column] = code,
+            2 | 3 => low[word / 4 * 4 + byte] |= (code & 3) << (2 * (word % 4)),
+            _ => low[word % 4 * 4 + byte] |= (code & 15) << (4 * (word / 4)),
+        }
+        match codec.bits {
+            3 => high[byte] |= (code >> 2) << word,
+            5 => high[byte] |= (code >> 4) << word,
+            6 => high[word / 4 * 4 + byte] |= (code >> 4) << (2 * (word % 4)),
+            _ => {}
+        }
+    }
+    (low, high)
+}
+
+/// What the third plane has of a tile, but for the types with scales of six bits.
+fn scale_bytes(ty: WeightType, tile: &Tile) -> [u8; 4] {
+    let ([d0, d1], [m0, m1]) = (tile.d.to_le_bytes(), tile.m.to_le_bytes());
+    match codec(ty).sub_scale {
+        SubScale::None => [d0, d1, m0, m1],
+        SubScale::Nibbles => [tile.scale[0] | tile.min[0] << 4, tile.scale[1] | tile.min[1] << 4, 0, 0],
+        SubScale::Signed | SubScale::Bytes => [tile.scale[0], tile.scale[1], 0, 0],
+    }
+}
+
+fn block_bytes(ty: WeightType, tile: &Tile) -> [u8; 4] {
+    let ([d0, d1], [m0, m1]) = (tile.d.to_le_bytes(), tile.m.to_le_bytes());
+    match codec(ty).sub_scale {
+        SubScale::Nibbles => [d0, d1, m0, m1],
+        SubScale::Signed => [d0, d1, 0, 0],
+        SubScale::None | SubScale::Bytes => [0; 4],
+    }
+}
+
+/// Puts tile `s` of a block into its record: the two scales of the block, a byte for each tile with six bits of scale and
+/// two of minimum, then four bits for each tile with the rest of the minimum.
+fn six_bits(tile: &Tile, s: usize, record: &mut [u8]) {
+    record[..2].copy_from_slice(&tile.d.to_le_bytes());
+    record[2..4].copy_from_slice(&tile.m.to_le_bytes());
+    record[4 + s] = tile.scale[0] | (tile.min[0] & 3) << 6;
+    let rest = &mut record[12 + s / 2];
+    *rest = *rest & (0xf0 >> (4 * (s % 2))) | (tile.min[0] >> 2) << (4 * (s % 2));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Planes, sizes};
+    use crate::quant::{TYPES, WeightType};
+
+    #[test]
+    fn planes_take_the_bytes_of_the_file_or_little_more() {
+        for record in TYPES.iter().filter(|r| !r.weight.is_float()) {
+            let [codes, high, scales, blocks] = sizes(record.weight);
+            let mine = 8 * (codes + high + scales) + blocks;
+            let file = 256 / record.block_elements * record.block_bytes;
+            assert!(mine >= file && mine * 100 <= file * 104, "{}: {mine} bytes for {file}", record.name);
+        }
+    }
+
+    #[test]
+    fn matrices_that_no_kernel_reads_are_refused() {
+        assert!(Planes::new(WeightType::Q4_K, 2, 128).unwrap_err().contains("whole 256"));
+        assert!(Planes::new(WeightType::F16, 2, 6).unwrap_err().contains("whole 4"));
+        assert!(Planes::new(WeightType::F32, 1 << 20, 1 << 20).unwrap_err().contains("2^32"));
+        assert_eq!(Planes::new(WeightType::Q4_1, 3, 64).map(|p| p.bytes()), Ok(96 + 32));
+    }
+}
