@@ -80,6 +80,30 @@ impl Planes {
         })
     }
 
+    /// Where the planes of `part`, which is this matrix's rows from `first` on packed by themselves, go: ranges of the
+    /// part's bytes, and where each begins in the bytes of this matrix.
+    ///
+    /// Panics when `part` has other rows than this matrix.
+    pub fn runs(&self, first: usize, part: &Planes) -> [(Range<usize>, usize); 4] {
+        let inside = first + part.rows <= self.rows && (part.ty, part.cols) == (self.ty, self.cols);
+        assert!(inside, "rows {first} on of {self:?} are not {part:?}");
+        let (mine, theirs) = (self.parts(), part.parts());
+        let per_row = self.row_parts();
+        std::array::from_fn(|p| {
+            let start = theirs[p].start;
+            (start..start + part.rows * per_row[p], mine[p].start + first * per_row[p])
+        })
+    }
+
+    /// Bytes of one row in each plane.
+    fn row_parts(&self) -> [usize; 4] {
+        if self.ty.is_float() {
+            return [self.file_row(), 0, 0, 0];
+        }
+        let ([codes, high, scales, blocks], tiles) = (sizes(self.ty), self.cols / TILE);
+        [tiles * codes, tiles * high, tiles * scales, tiles / 8 * blocks]
+    }
+
     /// The bytes of `rows` rows of the file, of which row i becomes row `place(i)`, into `out`, the whole matrix.
     ///
     /// Panics when sizes disagree.
@@ -183,6 +207,7 @@ fn six_bits(tile: &Tile, s: usize, record: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::{Planes, sizes};
+    use crate::data::Rng;
     use crate::quant::{TYPES, WeightType};
 
     #[test]
@@ -192,6 +217,27 @@ mod tests {
             let mine = 8 * (codes + high + scales) + blocks;
             let file = 256 / record.block_elements * record.block_bytes;
             assert!(mine >= file && mine * 100 <= file * 104, "{}: {mine} bytes for {file}", record.name);
+        }
+    }
+
+    #[test]
+    fn rows_packed_in_parts_are_the_matrix() {
+        for record in &TYPES {
+            let whole = Planes::new(record.weight, 7, 512).expect("whole blocks");
+            let mut rng = Rng::new(record.gguf_id.into());
+            let file: Vec<u8> = (0..7 * whole.file_row()).map(|_| rng.below(256) as u8).collect();
+            let mut wanted = vec![0; whole.bytes()];
+            whole.pack(&file, |i| i, &mut wanted);
+            let mut got = vec![0; whole.bytes()];
+            for (first, rows) in [(3, 4), (0, 1), (1, 2)] {
+                let part = Planes::new(record.weight, rows, 512).expect("whole blocks");
+                let mut bytes = vec![0; part.bytes()];
+                part.pack(&file[first * whole.file_row()..(first + rows) * whole.file_row()], |i| i, &mut bytes);
+                for (run, to) in whole.runs(first, &part) {
+                    got[to..to + run.len()].copy_from_slice(&bytes[run]);
+                }
+            }
+            assert!(got == wanted, "{}", record.name);
         }
     }
 
