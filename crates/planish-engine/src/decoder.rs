@@ -127,7 +127,10 @@ impl<'a> Decoder<'a> {
         options: Options,
         choices: &dyn Choices,
     ) -> Result<Self> {
-        check(hyper, &options)?;
+        check_context(hyper, options.context)?;
+        if options.chunk == 0 {
+            return Err(Error::request("a prefill chunk of 0 tokens was asked for"));
+        }
         let buffers = Buffers::new(&machine, hyper, weights, &options)?;
         let graph = Graph { hyper, weights, buffers: &buffers, options: &options };
         let record = |batch, head| graph.record(machine, choices, batch, head);
@@ -223,19 +226,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn admit(&self, ids: &[u32]) -> Result<()> {
-        if ids.is_empty() {
-            return Err(Error::request("no token was given"));
-        }
-        if let Some(id) = ids.iter().find(|id| **id as usize >= self.hyper.vocab) {
-            return Err(Error::request(format!("token {id} is outside the vocabulary of {}", self.hyper.vocab)));
-        }
-        let (room, wanted) = (self.options.context - self.position, ids.len());
-        if wanted > room {
-            let context = self.options.context;
-            let message = format!("{wanted} tokens do not fit: {} of {context} positions are taken", self.position);
-            return Err(Error::request(message).with_hint("use a larger --context"));
-        }
-        Ok(())
+        admit(ids, self.hyper.vocab, self.position..self.options.context)
     }
 
     /// Writes what the step of `ids` differs in from others: ids, position and rotary angles.
@@ -275,16 +266,27 @@ impl<'a> Decoder<'a> {
     }
 }
 
-fn check(hyper: &Hyper, options: &Options) -> Result<()> {
-    if options.context == 0 || options.context > hyper.context {
-        return Err(Error::request(format!(
-            "a context of {} was asked for; the model was made for {}",
-            options.context, hyper.context
-        ))
-        .with_hint(format!("use --context {} or less", hyper.context)));
+/// Refuses a cache of no position, or of more than the model was made for.
+pub(crate) fn check_context(hyper: &Hyper, context: usize) -> Result<()> {
+    if context == 0 || context > hyper.context {
+        let message = format!("a context of {context} was asked for; the model was made for {}", hyper.context);
+        return Err(Error::request(message).with_hint(format!("use --context {} or less", hyper.context)));
     }
-    if options.chunk == 0 {
-        return Err(Error::request("a prefill chunk of 0 tokens was asked for"));
+    Ok(())
+}
+
+/// Refuses no ids, ids outside the vocabulary, and more of them than there are free positions.
+pub(crate) fn admit(ids: &[u32], vocab: usize, free: std::ops::Range<usize>) -> Result<()> {
+    if ids.is_empty() {
+        return Err(Error::request("no token was given"));
+    }
+    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+        return Err(Error::request(format!("token {id} is outside the vocabulary of {vocab}")));
+    }
+    if ids.len() > free.len() {
+        let (wanted, taken, context) = (ids.len(), free.start, free.end);
+        let message = format!("{wanted} tokens do not fit: {taken} of {context} positions are taken");
+        return Err(Error::request(message).with_hint("use a larger --context"));
     }
     Ok(())
 }

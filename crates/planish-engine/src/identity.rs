@@ -54,7 +54,12 @@ impl Identities {
 
 /// The key under which an op at a shape is stored.
 pub fn key(op: &Op, shape: &Shape) -> Result<Key> {
-    Key::parse(op.name, &shape.to_string()).map_err(|e| Error::request(e.to_string()))
+    key_of(op.name, shape)
+}
+
+/// The key of an op by its name.
+pub fn key_of(op: &str, shape: &Shape) -> Result<Key> {
+    Key::parse(op, &shape.to_string()).map_err(|e| Error::request(e.to_string()))
 }
 
 /// The store as the plan sees it.
@@ -69,11 +74,18 @@ pub struct StoreChoices<'a> {
 
 impl Choices for StoreChoices<'_> {
     fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
-        let key = key(op, shape)?;
+        self.choose_for(op.name, shape, space)
+    }
+}
+
+impl StoreChoices<'_> {
+    /// The chosen configuration of the op of this name, or `None` to take the default.
+    pub fn choose_for(&self, op: &str, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        let key = key_of(op, shape)?;
         let identity = self.identities.of(space);
         let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
         if let Mode::Pin(pins) = self.mode
-            && let Some(pin) = pins.get(op.name)
+            && let Some(pin) = pins.get(op)
         {
             // A pin names the parameters it cares about; the others keep their defaults.
             let config = pin.iter().fold(space.default.clone(), |c, (name, value)| c.with(name, value.clone()));

@@ -6,6 +6,7 @@ pub mod decoder;
 pub mod error;
 pub mod generate;
 pub mod gguf;
+pub mod gpu;
 pub mod identity;
 pub mod model;
 pub mod plan;

@@ -12,33 +12,39 @@ use crate::text::Tokenizer;
 use crate::text::chat::ChatTemplate;
 use crate::weights::Weights;
 
-/// A model ready for a decoder.
-pub struct Model {
+/// A model file: all but its tensors, which go to the device that runs it.
+pub struct ModelFile {
     /// Where it came from.
     pub path: PathBuf,
     /// The file.
     pub gguf: Arc<Gguf>,
     /// Its numbers.
     pub hyper: Hyper,
-    /// Its tensors on the device.
-    pub weights: Weights,
     /// Its vocabulary.
     pub tokenizer: Tokenizer,
 }
 
-impl Model {
-    /// Opens `path` and puts its tensors on `backend`; the tokenizer is read while `threads` threads repack weights.
-    pub fn open(path: &Path, backend: &dyn Backend, threads: usize) -> Result<Model> {
+/// A model ready for a decoder on the CPU.
+pub struct Model {
+    /// Its file.
+    pub file: ModelFile,
+    /// Its tensors on the device.
+    pub weights: Weights,
+}
+
+impl ModelFile {
+    /// Opens `path`; the vocabulary is read while `load` brings the tensors where they shall be.
+    pub fn open_with<T>(path: &Path, load: impl FnOnce(&Arc<Gguf>, &Hyper) -> Result<T>) -> Result<(ModelFile, T)> {
         let context = |e: Error| e.context(path.display());
         let gguf = Arc::new(Gguf::open(path)?);
         let hyper = Hyper::read(&gguf).map_err(context)?;
-        let (weights, tokenizer) = std::thread::scope(|scope| {
+        let (loaded, tokenizer) = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| Tokenizer::read(&gguf));
-            let weights = Weights::load(&gguf, &hyper, backend, threads);
+            let loaded = load(&gguf, &hyper);
             let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            (weights, tokenizer)
+            (loaded, tokenizer)
         });
-        let (weights, tokenizer) = (weights.map_err(context)?, tokenizer.map_err(context)?);
+        let (loaded, tokenizer) = (loaded.map_err(context)?, tokenizer.map_err(context)?);
         if tokenizer.vocab_size() > hyper.vocab {
             return Err(Error::model(format!(
                 "{}: the tokenizer has {} tokens, the embedding {} rows",
@@ -47,11 +53,20 @@ impl Model {
                 hyper.vocab
             )));
         }
-        Ok(Model { path: path.to_owned(), gguf, hyper, weights, tokenizer })
+        Ok((ModelFile { path: path.to_owned(), gguf, hyper, tokenizer }, loaded))
     }
 
     /// The chat template of the file, or the one its vocabulary implies.
     pub fn chat(&self) -> Result<ChatTemplate> {
         ChatTemplate::read(&self.gguf, &self.tokenizer)
+    }
+}
+
+impl Model {
+    /// Opens `path` and puts its tensors on `backend`, which is the CPU; `threads` threads repack weights.
+    pub fn open(path: &Path, backend: &dyn Backend, threads: usize) -> Result<Model> {
+        let load = |gguf: &Arc<Gguf>, hyper: &Hyper| Weights::load(gguf, hyper, backend, threads);
+        let (file, weights) = ModelFile::open_with(path, load)?;
+        Ok(Model { file, weights })
     }
 }

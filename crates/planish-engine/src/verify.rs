@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
 use crate::generate::greedy_token;
+use crate::gpu::GpuDecoder;
 
 /// Multiples of the reference's own deviation that an engine may show.
 const FACTORS: Measures = Measures { rms: 2.0, max: 2.5, kl: 6.0, shift: 4.0 };
@@ -121,8 +122,46 @@ pub enum Path {
     Steps,
 }
 
+/// A decoder as the comparison drives it.
+pub trait Feed {
+    /// Forgets all tokens after the first `position`.
+    fn truncate(&mut self, position: usize);
+    /// Feeds `ids` and returns the logits after the last.
+    fn feed(&mut self, ids: &[u32]) -> Result<&[f32]>;
+    /// Feeds `ids` and returns the logits after every one.
+    fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>>;
+}
+
+impl Feed for Decoder<'_> {
+    fn truncate(&mut self, position: usize) {
+        Decoder::truncate(self, position);
+    }
+
+    fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+        Decoder::feed(self, ids)
+    }
+
+    fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        Decoder::feed_all(self, ids)
+    }
+}
+
+impl Feed for GpuDecoder<'_> {
+    fn truncate(&mut self, position: usize) {
+        GpuDecoder::truncate(self, position);
+    }
+
+    fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+        GpuDecoder::feed(self, ids)
+    }
+
+    fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        GpuDecoder::feed_all(self, ids)
+    }
+}
+
 /// Feeds a prompt from an empty cache and, where the file has one, follows its greedy continuation.
-pub fn run(decoder: &mut Decoder<'_>, prompt: &Prompt, path: Path) -> Result<Dump> {
+pub fn run(decoder: &mut dyn Feed, prompt: &Prompt, path: Path) -> Result<Dump> {
     decoder.truncate(0);
     let wants_all = prompt.probe_logits_all.is_some();
     let mut positions = Vec::new();
@@ -144,7 +183,7 @@ pub fn run(decoder: &mut Decoder<'_>, prompt: &Prompt, path: Path) -> Result<Dum
         Path::Prefill => logits = decoder.feed(&prompt.ids)?.to_vec(),
     }
     let mut greedy = Vec::new();
-    let mut next = greedy_token(decoder.isa(), &logits);
+    let mut next = greedy_token(Isa::Portable, &logits);
     for want in &prompt.greedy_ids {
         // Without one the logits are broken, which the verdict says.
         let Some(id) = next else { break };
@@ -152,7 +191,7 @@ pub fn run(decoder: &mut Decoder<'_>, prompt: &Prompt, path: Path) -> Result<Dum
         if id != *want || greedy.len() == prompt.greedy_ids.len() {
             break;
         }
-        next = greedy_token(decoder.isa(), decoder.feed(&[id])?);
+        next = greedy_token(Isa::Portable, decoder.feed(&[id])?);
     }
     Ok(Dump { ids: prompt.ids.clone(), logits, positions: wants_all.then_some(positions), greedy })
 }

@@ -135,13 +135,13 @@ impl Weights {
 }
 
 /// Every tensor is read once a token, except the embedding, of which one row is, unless it is the head too.
-fn bytes_per_token(gguf: &Gguf, tied: bool) -> u64 {
+pub(crate) fn bytes_per_token(gguf: &Gguf, tied: bool) -> u64 {
     let read = |t: &&TensorInfo| tied || &*t.name != "token_embd.weight";
     gguf.tensors().iter().filter(read).map(|t| t.bytes.len() as u64).sum()
 }
 
 /// A table for the layers that see every position and, where the model has windows, one for those.
-fn tables(gguf: &Gguf, hyper: &Hyper) -> Result<Vec<RopeTable>> {
+pub(crate) fn tables(gguf: &Gguf, hyper: &Hyper) -> Result<Vec<RopeTable>> {
     let pairs = if hyper.rope_interleaved { Pairs::Neighbours } else { Pairs::Halves };
     let factors = gguf.find("rope_freqs.weight").map(|t| floats(gguf, t)).transpose()?;
     let table = |base: f32, factors: Option<&[f32]>, scaling| {
@@ -168,14 +168,14 @@ fn scaling(scaling: RopeScaling) -> Scaling<'static> {
     }
 }
 
-fn floats(gguf: &Gguf, tensor: &TensorInfo) -> Result<Vec<f32>> {
+pub(crate) fn floats(gguf: &Gguf, tensor: &TensorInfo) -> Result<Vec<f32>> {
     let ty = weight_type(tensor)?;
     let mut out = vec![0.0; (tensor.cols() * tensor.rows()) as usize];
     dequantize(ty, gguf.data(tensor), &mut out);
     Ok(out)
 }
 
-fn weight_type(tensor: &TensorInfo) -> Result<WeightType> {
+pub(crate) fn weight_type(tensor: &TensorInfo) -> Result<WeightType> {
     WeightType::from_gguf(tensor.type_id).ok_or_else(|| {
         Error::model(format!("tensor {} has type {}, which planish does not run", tensor.name, tensor.kind.name))
     })

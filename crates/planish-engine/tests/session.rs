@@ -324,7 +324,7 @@ fn text(decoder: &mut Decoder<'_>, model: &Model, temperature: f32, seed: u64) -
         text.push_str(part);
         Flow::Continue
     };
-    let out = generate(decoder, &model.tokenizer, &[5, 17, 42, 99, 3], &settings, &mut emit).expect("text");
+    let out = generate(decoder, &model.file.tokenizer, &[5, 17, 42, 99, 3], &settings, &mut emit).expect("text");
     (out.ids, text)
 }
 
@@ -336,7 +336,7 @@ fn greedy_repeats_itself_and_seeds_decide_the_rest() {
     let machine = Machine { backend: &cpu, isa: Isa::detect() };
     let options =
         Options { context: 64, chunk: 16, activations: Activations::Int8, kv: KvType::F16, all_logits: false };
-    let decoder = || Decoder::new(machine, &model.hyper, &model.weights, options, &Defaults).expect("a decoder");
+    let decoder = || Decoder::new(machine, &model.file.hyper, &model.weights, options, &Defaults).expect("a decoder");
     let mut first = decoder();
     let greedy = text(&mut first, &model, 0.0, 1);
     assert!(!greedy.0.is_empty(), "the model ended at once");

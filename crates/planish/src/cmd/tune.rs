@@ -173,11 +173,11 @@ fn plans(session: &Session) -> Result<(Vec<Entry>, Vec<Entry>)> {
 
 fn tune_model(session: &mut Session, request: &Request) -> Result<Bought> {
     let start = Instant::now();
-    let name = session.model.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = session.model.file.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let for_accept = request.budget.mul_f64(0.25).min(ACCEPT_MOST);
     let for_kernels = request.budget.saturating_sub(for_accept);
     let (decode, prefill) = plans(session)?;
-    let model_bytes = session.model.gguf.bytes().len() as u64;
+    let model_bytes = session.model.file.gguf.bytes().len() as u64;
     let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
     let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes };
     let mut bought = tune_kernels(&ground, request, for_kernels, &mut session.store)?.named(&name);
@@ -276,7 +276,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
         // Two caches of the whole context could be most of the memory, and the check fills a few hundred positions.
         let options = Options { context: ids.len().max(chunk).min(context), ..session.options };
         let decoder = |choices: &dyn Choices| {
-            Decoder::new(session.machine(), &session.model.hyper, &session.model.weights, options, choices)
+            Decoder::new(session.machine(), &session.model.file.hyper, &session.model.weights, options, choices)
         };
         let (mut default, mut tuned) = (decoder(&Defaults)?, decoder(&Replanned([&decode, &prefill]))?);
         let effort = Effort { tokens, budget, ..Effort::default() };
@@ -296,7 +296,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
 
 /// `n` token ids of ordinary text.
 fn ids(session: &Session, n: usize) -> Result<Vec<u32>> {
-    let ids = session.model.tokenizer.encode_prompt(TEXT, Special::Plain)?;
+    let ids = session.model.file.tokenizer.encode_prompt(TEXT, Special::Plain)?;
     if ids.is_empty() {
         return Err(anyhow!("the model's tokenizer makes no token of plain text"));
     }

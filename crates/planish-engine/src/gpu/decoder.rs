@@ -1,0 +1,445 @@
+//! The decoder on a GPU: memory, the recorded steps, feeding tokens, and drawing them on the device ahead of the host.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use planish_device::{Init, Sequence, Slice, Token};
+use planish_kernels::gpu::decode::model::{Memory, Model, RING, STEP_WORDS};
+use planish_kernels::gpu::decode::{self, Draw};
+use planish_kernels::gpu::sample;
+use planish_kernels::op::{Attrs, Machine, OpCall, Shape};
+use planish_kernels::rope_table::RopeTable;
+use planish_kernels::weight::Activations;
+use planish_tune::{Config, Space, Value};
+
+use super::weights::Weights;
+use crate::arch::{Activation, Hyper};
+use crate::error::{Error, Result};
+use crate::generate::Flow;
+use crate::plan::Chosen;
+
+/// A step that takes longer than this has hung.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// Steps that are on the device before the host knows the token of the first of them.
+const AHEAD: usize = 3;
+/// Words of the step before its ring of drawn tokens.
+const HEADER: usize = STEP_WORDS - RING;
+/// Words of a draw's settings, as the sampler's kernel reads them.
+const SETTINGS: usize = 18;
+/// The parameter of the space that says how a step is handed over.
+const PATH: &str = "PATH";
+
+/// How a step is handed to the device; all of them give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// One launch after the other.
+    Launches,
+    /// The same launches recorded as one graph.
+    Graph,
+    /// One launch a layer, with barriers of the grid inside.
+    Layer,
+    /// One launch a token.
+    Token,
+}
+
+impl Route {
+    /// Every route.
+    pub const ALL: [Route; 4] = [Route::Launches, Route::Graph, Route::Layer, Route::Token];
+
+    /// Lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Route::Launches => "launches",
+            Route::Graph => "graph",
+            Route::Layer => "layer",
+            Route::Token => "token",
+        }
+    }
+
+    /// The route of this name.
+    pub fn from_name(name: &str) -> Option<Route> {
+        Route::ALL.into_iter().find(|r| r.name() == name)
+    }
+}
+
+/// What a decoder is built with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Positions of the key/value cache.
+    pub context: usize,
+    /// Numerics class.
+    pub activations: Activations,
+    /// How steps are handed over; none for what the configuration says.
+    pub route: Option<Route>,
+    /// Also record a step that draws by temperature and filters.
+    pub sampled: bool,
+}
+
+/// Gives the configuration of a step of this shape, when one has been chosen.
+pub type Choose<'c> = &'c dyn Fn(&Shape, &Space) -> Result<Option<Chosen>>;
+
+/// How a token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The likeliest, the first of equals.
+    Likeliest,
+    /// By temperature and filters; the words of `sample::settings`, whose step the device counts up.
+    Settings([u32; SETTINGS]),
+}
+
+/// A model ready to run on a GPU.
+pub struct GpuDecoder<'a> {
+    machine: Machine<'a>,
+    hyper: &'a Hyper,
+    options: Options,
+    memory: Memory,
+    settings: Slice,
+    steps: Steps,
+    route: Route,
+    shape: Shape,
+    chosen: Chosen,
+    position: usize,
+    flying: VecDeque<Token>,
+    bytes: Vec<u8>,
+    logits: Vec<f32>,
+}
+
+/// The recorded steps.
+struct Steps {
+    /// Leaves logits and draws nothing.
+    watch: Sequence,
+    likeliest: Sequence,
+    settings: Option<Sequence>,
+}
+
+impl<'a> GpuDecoder<'a> {
+    /// Allocates cache and scratch, compiles the kernels and records the steps.
+    pub fn new(
+        machine: Machine<'a>,
+        hyper: &'a Hyper,
+        weights: &Weights,
+        options: Options,
+        choose: Choose<'_>,
+    ) -> Result<Self> {
+        crate::decoder::check_context(hyper, options.context)?;
+        let (model, shape) = (model(hyper, weights, &options), shape(hyper, weights, &options));
+        model.check().map_err(|e| Error::model(e).with_hint("run it with --device cpu"))?;
+        let space = decode::space(&model, &machine);
+        let chosen = choose(&shape, &space)?;
+        let chosen = chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
+        let (route, config) = along(&space, &chosen.config, options.route)?;
+        let chosen = Chosen { config, ..chosen };
+        let memory = memory(machine, &model, weights)?;
+        let settings = machine.backend.alloc(4 * SETTINGS, Init::Zero)?.all();
+        let record = |draw: &Draw| -> Result<Sequence> {
+            let launches = decode::step((&model, &weights.at), &memory, draw, &chosen.config, &machine);
+            let refused = |r| Error::request(format!("a step with {}: {r}", chosen.config));
+            let launches = launches.map_err(refused)?;
+            let backend = machine.backend;
+            Ok(if route == Route::Graph { backend.record_graph(&launches)? } else { backend.record(&launches)? })
+        };
+        let steps = Steps {
+            watch: record(&Draw::None)?,
+            likeliest: record(&Draw::Greedy)?,
+            settings: if options.sampled { Some(record(&sampler(machine, &memory, &settings)?)?) } else { None },
+        };
+        let (flying, logits) = (VecDeque::with_capacity(AHEAD), vec![0.0; hyper.vocab]);
+        let bytes = Vec::with_capacity(4 * hyper.vocab);
+        Ok(GpuDecoder {
+            machine,
+            hyper,
+            options,
+            memory,
+            settings,
+            steps,
+            route,
+            shape,
+            chosen,
+            position: 0,
+            flying,
+            bytes,
+            logits,
+        })
+    }
+
+    /// Tokens in the cache.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Options it was built with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Hyperparameters of the model.
+    pub fn hyper(&self) -> &Hyper {
+        self.hyper
+    }
+
+    /// How its steps are handed over.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// The shape under which its configuration is stored.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The configuration in use and where it comes from.
+    pub fn chosen(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    /// Launches of one step.
+    pub fn launches(&self) -> usize {
+        self.steps.likeliest.launches
+    }
+
+    /// Bytes of the key/value cache.
+    pub fn kv_bytes(&self) -> usize {
+        self.memory.keys.len + self.memory.values.len
+    }
+
+    /// Forgets all tokens after the first `position`.
+    pub fn truncate(&mut self, position: usize) {
+        self.position = self.position.min(position);
+    }
+
+    /// Feeds `ids` and returns the logits after the last.
+    ///
+    /// Ids outside the vocabulary and more tokens than the cache has room for are refused, with nothing changed.
+    pub fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+        self.admit(ids)?;
+        self.prefill(ids)?;
+        self.read_logits()
+    }
+
+    /// Feeds `ids` and returns the logits after every one, `[ids.len()][vocab]`.
+    pub fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        self.admit(ids)?;
+        ids.iter().map(|id| Ok(self.feed(&[*id])?.to_vec())).collect()
+    }
+
+    /// Refuses ids outside the vocabulary and more of them than the cache has room for.
+    pub fn admit(&self, ids: &[u32]) -> Result<()> {
+        crate::decoder::admit(ids, self.hyper.vocab, self.position..self.options.context)
+    }
+
+    /// Feeds tokens that `admit` let pass, and leaves the logits after the last on the device.
+    pub fn prefill(&mut self, ids: &[u32]) -> Result<()> {
+        for id in ids {
+            self.begin(*id)?;
+            let token = self.machine.backend.submit(&self.steps.watch)?;
+            self.machine.backend.wait(token, DEADLINE)?;
+            self.position += 1;
+        }
+        Ok(())
+    }
+
+    /// Feeds `last` and then each token as it is drawn, and shows every drawn one to `take`: at most `most`, as many as
+    /// the cache has room for, and none after one at which `take` stops. Returns how many were drawn.
+    ///
+    /// Steps run ahead of what the host knows; what they wrote beyond the last token shown is forgotten.
+    pub fn draw(
+        &mut self,
+        last: u32,
+        by: &By,
+        most: usize,
+        take: &mut dyn FnMut(u32) -> Result<Flow>,
+    ) -> Result<usize> {
+        self.admit(&[last])?;
+        let most = most.min(self.options.context - self.position);
+        self.begin(last)?;
+        if let By::Settings(words) = by {
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            self.machine.backend.write(&self.settings, &bytes)?;
+        }
+        self.flying.clear();
+        let (mut submitted, mut drawn) = (0, 0);
+        while drawn < most {
+            while submitted < most.min(drawn + AHEAD) {
+                let token = self.machine.backend.submit(self.step(by)?)?;
+                self.flying.push_back(token);
+                submitted += 1;
+            }
+            let id = self.drawn(drawn)?;
+            self.position += 1;
+            drawn += 1;
+            if take(id)? == Flow::Stop {
+                break;
+            }
+        }
+        Ok(drawn)
+    }
+
+    fn step(&self, by: &By) -> Result<&Sequence> {
+        match by {
+            By::Likeliest => Ok(&self.steps.likeliest),
+            By::Settings(_) => {
+                self.steps.settings.as_ref().ok_or_else(|| {
+                    Error::request("a draw by temperature was asked of a decoder built without `sampled`")
+                })
+            }
+        }
+    }
+
+    /// The token drawn as number `n` since `begin`, once its step has ended.
+    fn drawn(&mut self, n: usize) -> Result<u32> {
+        let step = self.flying.pop_front().expect("a step in flight draws this token");
+        self.machine.backend.wait(step, DEADLINE)?;
+        let mut word = [0; 4];
+        let step = &self.memory.step;
+        self.machine.backend.peek(&step.buffer.slice(step.offset + 4 * (HEADER + n % RING), 4)?, &mut word)?;
+        let id = u32::from_le_bytes(word);
+        if id as usize >= self.hyper.vocab {
+            let position = self.position;
+            let message =
+                format!("no token can be drawn at position {position}: the logits have no largest finite one");
+            return Err(Error::model(message));
+        }
+        Ok(id)
+    }
+
+    /// Says which token the next step feeds, and at which position; waits for all steps before.
+    fn begin(&mut self, id: u32) -> Result<()> {
+        let words = [id, self.position as u32, 0, 0];
+        let bytes: [u8; 16] = std::array::from_fn(|i| words[i / 4].to_le_bytes()[i % 4]);
+        let step = &self.memory.step;
+        Ok(self.machine.backend.write(&step.buffer.slice(step.offset, bytes.len())?, &bytes)?)
+    }
+
+    fn read_logits(&mut self) -> Result<&[f32]> {
+        self.bytes.resize(4 * self.logits.len(), 0);
+        self.machine.backend.read(&self.memory.logits, &mut self.bytes)?;
+        for (v, b) in self.logits.iter_mut().zip(self.bytes.chunks_exact(4)) {
+            *v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        }
+        Ok(&self.logits)
+    }
+}
+
+/// The numbers of a model as the kernels take them.
+fn model(hyper: &Hyper, weights: &Weights, options: &Options) -> Model {
+    let first = weights.at.layers.first();
+    Model {
+        hidden: hyper.hidden,
+        layers: hyper.layers,
+        heads: hyper.heads,
+        kv_heads: hyper.kv_heads,
+        head_dim: hyper.head_dim,
+        rotary: hyper.rope_dims,
+        ffn: hyper.ffn,
+        vocab: hyper.vocab,
+        capacity: options.context,
+        neighbours: hyper.rope_interleaved,
+        gelu: hyper.activation == Activation::GeluTanh,
+        head_norms: first.is_some_and(|l| l.head_norms.is_some()),
+        biases: first.is_some_and(|l| l.biases.is_some()),
+        post_norms: first.is_some_and(|l| l.post_norms.is_some()),
+        int8: options.activations == Activations::Int8,
+        eps: hyper.eps,
+        scale: hyper.attn_scale,
+        softcap: hyper.attn_softcap.unwrap_or(0.0),
+        logit_softcap: hyper.logit_softcap.unwrap_or(0.0),
+        embedding_scale: hyper.embedding_scale,
+    }
+}
+
+/// What a decoder's configuration is stored under, and what it may be.
+pub fn space(machine: Machine<'_>, hyper: &Hyper, weights: &Weights, options: &Options) -> (Shape, Space) {
+    let model = model(hyper, weights, options);
+    (shape(hyper, weights, options), decode::space(&model, &machine))
+}
+
+/// What a configuration is chosen for: sizes, numerics and the types of weights.
+fn shape(hyper: &Hyper, weights: &Weights, options: &Options) -> Shape {
+    let mut types: Vec<&str> = Vec::new();
+    for layer in &weights.at.layers {
+        types.extend(layer.qkv.iter().chain([&layer.out, &layer.gate_up, &layer.down]).map(|at| at.ty.name()));
+    }
+    types.sort_unstable();
+    types.dedup();
+    let sizes = [
+        ("hidden", hyper.hidden),
+        ("layers", hyper.layers),
+        ("heads", hyper.heads),
+        ("kv_heads", hyper.kv_heads),
+        ("head_dim", hyper.head_dim),
+        ("ffn", hyper.ffn),
+        ("vocab", hyper.vocab),
+    ];
+    let shape = sizes.into_iter().fold(Shape::new(), |shape, (name, n)| shape.with(name, n as i64));
+    let shape = shape.with("class", options.activations.name()).with("types", types.join("+").as_str());
+    shape.with("head", weights.at.head.ty.name())
+}
+
+/// The configuration on `route`, its other values as they are, and the route that it says where none is asked for.
+fn along(space: &Space, config: &Config, route: Option<Route>) -> Result<(Route, Config)> {
+    let paths = space.params.iter().find(|p| p.name == PATH).map(|p| p.values.as_slice()).unwrap_or_default();
+    let asked = route.or_else(|| config.name(PATH).and_then(Route::from_name)).unwrap_or(Route::Launches);
+    let config = config.clone().with(PATH, Value::Name(asked.name().to_owned()));
+    match space.violated(&config) {
+        None => Ok((asked, config)),
+        Some(why) => {
+            let known = paths.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
+            Err(Error::request(format!("path {} with {config} is not legal: {why}", asked.name()))
+                .with_hint(format!("paths are {known}; leave --path out for the one that suits the configuration")))
+        }
+    }
+}
+
+/// The sampler on the logits of a step, with `settings`.
+fn sampler(machine: Machine<'_>, memory: &Memory, settings: &Slice) -> Result<Draw> {
+    let op = &sample::OP.op;
+    let shape = Shape::new().with("rows", 1).with("vocab", (memory.logits.len / 4) as i64).with("history", 0);
+    let word = || -> Result<Slice> { Ok(machine.backend.alloc(4, Init::Zero)?.all()) };
+    let drawn = word()?;
+    let config = (op.space)(&shape, &machine).default;
+    let args = vec![memory.logits.clone(), word()?, settings.clone(), drawn.clone()];
+    let launches = OpCall { op, shape, attrs: Attrs::new(), args }.steps(&config, &machine);
+    let launches = launches.map_err(|r| Error::request(format!("{} with {config}: {r}", op.name)))?;
+    Ok(Draw::Sampled(launches, drawn, settings.clone()))
+}
+
+/// Everything a step reads and writes; rotary angles and the table of tensors are filled in.
+fn memory(machine: Machine<'_>, model: &Model, weights: &Weights) -> Result<Memory> {
+    let zeros = |bytes: usize| -> Result<Slice> { Ok(machine.backend.alloc(bytes, Init::Zero)?.all()) };
+    let filled = |bytes: &[u8]| -> Result<Slice> {
+        let slice = zeros(bytes.len())?;
+        machine.backend.write(&slice, bytes)?;
+        Ok(slice)
+    };
+    let words = weights.at.table().map_err(|r| Error::model(r.to_string()))?;
+    let cache = 2 * model.cache_elements();
+    Ok(Memory {
+        arena: weights.arena.all(),
+        table: filled(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>())?,
+        step: zeros(4 * STEP_WORDS)?,
+        ropes: filled(&angles(&weights.tables, model.capacity))?,
+        keys: zeros(cache)?,
+        values: zeros(cache)?,
+        work: zeros(model.work_bytes())?,
+        logits: zeros(4 * model.vocab)?,
+        sync: zeros(4)?,
+    })
+}
+
+/// For each table and position the cosines of all pairs, then the sines, as f32.
+fn angles(tables: &[RopeTable], positions: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for table in tables {
+        let row = table.row_len();
+        let (mut cos, mut sin) = (vec![0.0; positions * row], vec![0.0; positions * row]);
+        table.fill(0, &mut cos, &mut sin);
+        // Where a pair has two elements in a row, the second has its sine with the sign as it is.
+        let each = 2 * row / table.rotary_dim();
+        for (cos, sin) in cos.chunks_exact(row).zip(sin.chunks_exact(row)) {
+            for values in [cos, sin] {
+                bytes.extend(values.chunks_exact(each).flat_map(|pair| pair[each - 1].to_le_bytes()));
+            }
+        }
+    }
+    bytes
+}

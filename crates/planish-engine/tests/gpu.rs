@@ -1,0 +1,224 @@
+//! The decoder of GPUs on every golden model, through the host executor and on a card where there is one: logits against
+//! f64, the same bits on every path, and tokens that are drawn on the device as the CPU's sampler draws them.
+
+#![allow(clippy::print_stdout, reason = "a skipped test says why")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use planish_device::host::{HostOptions, Mode};
+use planish_device::{Backend, Cuda, CudaOptions, Host};
+use planish_engine::Error;
+use planish_engine::arch::Hyper;
+use planish_engine::generate::Flow;
+use planish_engine::gguf::Gguf;
+use planish_engine::gpu::{By, GpuDecoder, Options, Route, Weights};
+use planish_engine::verify::{self, Dump, ExpectedFile};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::sample::{Draw, Params, Workspace, sample};
+use planish_kernels::op::Machine;
+use planish_kernels::weight::Activations;
+
+fn cache(name: &str) -> PathBuf {
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&cache).expect("the build folder can be written");
+    cache
+}
+
+/// The host executor, or none after saying why there is none.
+fn host() -> Option<Box<dyn Backend>> {
+    match Host::new(HostOptions { cache: cache("host"), mode: Mode::Checked }) {
+        Ok(host) => Some(Box::new(host)),
+        Err(e) => {
+            println!("skipped: {e}");
+            None
+        }
+    }
+}
+
+/// The first card, or none after saying why there is none.
+fn card() -> Option<Box<dyn Backend>> {
+    match Cuda::new(CudaOptions { ordinal: 0, cache: cache("cuda") }) {
+        Ok(card) => Some(Box::new(card)),
+        Err(e) => {
+            println!("tier: CUDA device: skipped: {e}");
+            None
+        }
+    }
+}
+
+/// A golden model on a device.
+struct Loaded<'b> {
+    backend: &'b dyn Backend,
+    hyper: Hyper,
+    weights: Weights,
+}
+
+fn load<'b>(backend: &'b dyn Backend, name: &str) -> Result<Loaded<'b>, Error> {
+    let path = common::golden_dir().join("tiny").join(format!("{name}.gguf"));
+    let gguf = Arc::new(Gguf::open(&path).expect("a golden model"));
+    let hyper = Hyper::read(&gguf).expect("hyperparameters");
+    let weights = Weights::load(&gguf, &hyper, backend, 2)?;
+    Ok(Loaded { backend, hyper, weights })
+}
+
+impl Loaded<'_> {
+    fn decoder(&self, activations: Activations, route: Option<Route>, context: usize) -> GpuDecoder<'_> {
+        let machine = Machine { backend: self.backend, isa: Isa::Portable };
+        let options = Options { context, activations, route, sampled: true };
+        GpuDecoder::new(machine, &self.hyper, &self.weights, options, &|_, _| Ok(None)).expect("a decoder")
+    }
+}
+
+fn expected(name: &str) -> ExpectedFile {
+    let path = common::golden_dir().join("tiny_expected").join(format!("{name}.json"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The golden models by name.
+fn goldens() -> Vec<String> {
+    let names = std::fs::read_dir(common::golden_dir().join("tiny")).expect("golden models").filter_map(|entry| {
+        let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        name.strip_suffix(".gguf").map(str::to_owned)
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert!(names.len() >= 27, "only {} golden models", names.len());
+    names
+}
+
+const CLASSES: [(&str, Activations); 2] = [("f32_kv16", Activations::F32), ("int8_kv16", Activations::Int8)];
+
+/// Models whose widths no GPU kernel takes.
+const REFUSED: [&str; 1] = ["llama-odd-f32"];
+
+/// Prompts of up to `longest` tokens of a golden model in both classes on `routes`: what fails against f64, and where the
+/// paths differ in bits.
+fn judge(backend: &dyn Backend, name: &str, routes: &[Route], longest: usize) -> Vec<String> {
+    let (loaded, file) = (load(backend, name).expect("weights"), expected(name));
+    let (mut failures, mut judged) = (Vec::new(), 0);
+    for (mode, class) in CLASSES {
+        for prompt in file.prompts.iter().filter(|p| p.ids.len() <= longest) {
+            let mut first: Option<Dump> = None;
+            for route in routes {
+                let mut decoder = loaded.decoder(class, Some(*route), prompt.ids.len());
+                let dump = verify::run(&mut decoder, prompt, verify::Path::Steps).expect("a run");
+                let v = verify::judge(prompt, &dump, mode, verify::Path::Steps).expect("a verdict");
+                let what = format!("{name} {mode} {} on {}", prompt.name, route.name());
+                failures.extend(v.reasons.iter().map(|r| format!("{what}: {r}")));
+                let first = first.get_or_insert_with(|| dump.clone());
+                if bits(first) != bits(&dump) {
+                    failures.push(format!("{what}: other bits than on {}", routes[0].name()));
+                }
+                judged += 1;
+            }
+        }
+    }
+    assert!(judged > 0, "{name} has no prompt of up to {longest} tokens");
+    failures
+}
+
+fn bits(dump: &Dump) -> Vec<u32> {
+    let positions = dump.positions.iter().flatten().flatten();
+    positions.chain(&dump.logits).map(|logit| logit.to_bits()).collect()
+}
+
+#[track_caller]
+fn none(failures: Vec<String>) {
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn goldens_match_f64_on_the_host_executor() {
+    let Some(host) = host() else { return };
+    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
+    let each = names.enumerate().map(|(i, name)| judge(host.as_ref(), &name, &[Route::ALL[i % 4]], 8));
+    none(each.flatten().collect());
+}
+
+#[test]
+fn paths_give_the_same_bits_on_the_host_executor() {
+    let Some(host) = host() else { return };
+    for name in ["llama-q4_k_m", "gemma3-q4_0"] {
+        none(judge(host.as_ref(), name, &Route::ALL, 8));
+    }
+}
+
+#[test]
+fn goldens_match_f64_on_a_card_on_every_path() {
+    let Some(card) = card() else { return };
+    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
+    none(names.flat_map(|name| judge(card.as_ref(), &name, &Route::ALL, usize::MAX)).collect());
+    println!("tier: CUDA device: ran: golden models on {}", card.identity().label);
+}
+
+#[test]
+fn widths_that_no_kernel_takes_are_refused_by_tensor() {
+    let Some(host) = host() else { return };
+    for name in REFUSED {
+        let error = load(host.as_ref(), name).err().expect("refused");
+        assert!(error.to_string().contains("tensor token_embd.weight") && error.hint().is_some(), "{error}");
+    }
+}
+
+/// Tokens drawn on the device against those of the CPU's sampler on the device's own logits, fed one by one.
+#[track_caller]
+fn check_drawing(backend: &dyn Backend, name: &str, params: Params) {
+    let loaded = load(backend, name).expect("weights");
+    let (prompt, seed, most) = ([5, 17, 42], 11, 8);
+    let draw = |step| Draw { seed, sequence: 0, step };
+    let by = match params.temperature > 0.0 {
+        true => By::Settings(planish_kernels::gpu::sample::settings(&params, draw(3))),
+        false => By::Likeliest,
+    };
+    let mut alone = loaded.decoder(Activations::Int8, None, 16);
+    let mut workspace = Workspace::new(loaded.hyper.vocab);
+    let mut logits = alone.feed(&prompt).expect("logits").to_vec();
+    let mut wanted = Vec::new();
+    for n in 0..most {
+        let id = sample(Isa::Portable, (&mut logits, &[]), &params, draw(3 + n), &mut workspace).expect("a token");
+        wanted.push(id);
+        logits = alone.feed(&[id]).expect("logits").to_vec();
+    }
+    let mut ahead = loaded.decoder(Activations::Int8, None, 16);
+    let mut got = Vec::new();
+    let mut take = |id| {
+        got.push(id);
+        Ok(if got.len() == 5 { Flow::Stop } else { Flow::Continue })
+    };
+    ahead.prefill(&prompt[..2]).expect("fed");
+    assert_eq!(ahead.draw(prompt[2], &by, most as usize, &mut take).expect("drawn"), 5);
+    assert_eq!((got.as_slice(), ahead.position()), (&wanted[..5], 7), "{params:?}");
+    // Steps that ran ahead are forgotten, and the cache's end ends the drawing.
+    let again = By::Likeliest;
+    let mut ids = Vec::new();
+    let drawn = ahead.draw(wanted[4], &again, 100, &mut |id| {
+        ids.push(id);
+        Ok(Flow::Continue)
+    });
+    assert_eq!((drawn.expect("drawn"), ahead.position()), (9, 16));
+    alone.truncate(7);
+    let logits = alone.feed(&wanted[4..5]).expect("logits").to_vec();
+    assert_eq!(Some(ids[0]), planish_engine::generate::greedy_token(Isa::Portable, &logits));
+}
+
+const DRAWS: [(f32, usize, f32, f32); 3] = [(0.0, 0, 1.0, 0.0), (1.5, 0, 1.0, 0.0), (0.9, 20, 0.9, 0.02)];
+
+#[test]
+fn tokens_are_drawn_on_the_device_as_on_the_cpu() {
+    let Some(host) = host() else { return };
+    for (temperature, top_k, top_p, min_p) in DRAWS {
+        check_drawing(host.as_ref(), "llama-q4_0", Params { temperature, top_k, top_p, min_p, ..Params::default() });
+    }
+}
+
+#[test]
+fn tokens_are_drawn_on_a_card_as_on_the_cpu() {
+    let Some(card) = card() else { return };
+    for (temperature, top_k, top_p, min_p) in DRAWS {
+        check_drawing(card.as_ref(), "llama-q4_0", Params { temperature, top_k, top_p, min_p, ..Params::default() });
+    }
+}
