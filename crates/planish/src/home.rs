@@ -42,6 +42,11 @@ impl Home {
         self.0.join("host")
     }
 
+    /// Folder of kernels compiled for NVIDIA cards.
+    pub fn cuda(&self) -> PathBuf {
+        self.0.join("cuda")
+    }
+
     /// Folder of model files.
     pub fn models(&self) -> PathBuf {
         self.0.join("models")

@@ -1,12 +1,15 @@
 //! The `planish` command: parses flags, runs one command, turns its outcome into an exit code.
 
 mod cmd;
+mod device;
 mod fetch;
+mod gpu;
 mod hint;
 mod home;
 mod interrupt;
 mod presets;
 mod report;
+mod runner;
 mod session;
 mod ui;
 

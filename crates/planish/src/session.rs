@@ -1,4 +1,4 @@
-//! A model opened for work on this machine: processor, weights, numerics, and where configurations come from.
+//! A model opened for work on the CPU: processor, weights, numerics, and where configurations come from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use planish_device::Cpu;
 use planish_engine::decoder::{Decoder, KvType, Options};
+use planish_engine::gpu;
 use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::Model;
 use planish_engine::plan::Entry;
@@ -19,6 +20,7 @@ use planish_tune::store::{Frozen, Layers, Locked, Mode, Store, parse_pin};
 use planish_tune::{Config, Policy};
 
 use crate::cmd::Threads;
+use crate::device::{Device, Place};
 use crate::fetch;
 use crate::hint::WithHint;
 use crate::home::Home;
@@ -31,6 +33,8 @@ const CONTEXT_DEFAULT: usize = 4096;
 /// How a model runs: threads, kernels, arithmetic, cache and configurations.
 #[derive(Args)]
 pub struct SessionArgs {
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     threads: Threads,
     #[command(flatten)]
@@ -105,7 +109,9 @@ struct SourceArgs {
 
 fn pin(text: &str) -> Result<(String, Config), String> {
     let (op, config) = parse_pin(text).map_err(|e| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
-    find_op(&op)?;
+    if op != gpu::OP {
+        find_op(&op)?;
+    }
     Ok((op, config))
 }
 
@@ -116,7 +122,12 @@ pub fn find_op(name: &str) -> Result<&'static Op, String> {
 }
 
 impl SourceArgs {
-    fn mode(&self) -> Result<Mode> {
+    /// Where configurations come from for work on `device`, which has its own ops.
+    fn mode(&self, device: Device) -> Result<Mode> {
+        if let Some((op, _)) = self.pin.iter().find(|(op, _)| (op == gpu::OP) == (device == Device::Cpu)) {
+            let known = if device == Device::Cpu { "--device cuda or host has that one" } else { "it runs decode" };
+            return Err(anyhow!("--pin {op}: --device {device} does not run {op}")).hint(known);
+        }
         if self.off {
             return Ok(Mode::Off);
         }
@@ -157,12 +168,13 @@ pub struct Session {
 impl Session {
     /// Resolves and opens `model`, and everything that runs it.
     pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<Session> {
-        let mode = args.source.mode()?;
+        args.place.must_be_cpu()?;
+        let mode = args.source.mode(Device::Cpu)?;
         let path = resolve(model, ui)?;
         let cpu = args.threads.cpu()?;
         let isa = args.isa.checked()?;
         let model = Model::open(&path, &cpu, cpu.threads() as usize)?;
-        let options = options(&args.numerics, model.hyper.context);
+        let options = options(&args.numerics, model.file.hyper.context);
         let store = open_store(ui);
         let identities = Identities::new(&Machine { backend: &cpu, isa }, &Policy::default());
         Ok(Session { cpu, isa, model, options, store, identities, mode })
@@ -181,7 +193,7 @@ impl Session {
     /// The same with other options.
     pub fn decoder_with(&self, options: Options) -> Result<Decoder<'_>> {
         let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
-        Ok(Decoder::new(self.machine(), &self.model.hyper, &self.model.weights, options, &choices)?)
+        Ok(Decoder::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?)
     }
 
     /// The choices that `decoder` runs with, frozen; equal digests launch equal configurations.
@@ -280,9 +292,39 @@ impl SessionArgs {
         options(&self.numerics, model_context)
     }
 
+    /// Where the model runs.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where configurations come from for work on `device`.
+    pub fn mode(&self, device: Device) -> Result<Mode> {
+        self.source.mode(device)
+    }
+
+    /// Numerics and cache of a GPU's decoder for a model made for `model_context` positions; what it has no choice of is
+    /// refused.
+    pub fn gpu_options(&self, model_context: usize) -> Result<gpu::Options> {
+        let options = options(&self.numerics, model_context);
+        if options.kv != KvType::F16 {
+            return Err(anyhow!("--kv {}: the cache of a GPU is f16", options.kv.name())).hint("leave --kv out");
+        }
+        if self.isa.isa.is_some() {
+            return Err(anyhow!("--isa is of kernels of the CPU")).hint("leave --isa out, or run with --device cpu");
+        }
+        let (context, activations) = (options.context, options.activations);
+        Ok(gpu::Options { context, activations, route: self.place.path, sampled: false })
+    }
+
+    /// Threads of the host that repack weights for a GPU.
+    pub fn host_threads(&self) -> Result<usize> {
+        Ok(self.threads.cpu()?.threads() as usize)
+    }
+
     /// Refuses flags that choose configurations where they are to be found.
     pub fn must_use_store(&self) -> Result<()> {
-        if self.source.mode()? == Mode::Stored {
+        self.place.must_be_cpu()?;
+        if self.source.mode(Device::Cpu)? == Mode::Stored {
             return Ok(());
         }
         Err(anyhow!("--off, --replay and --pin choose configurations, and tuning finds them")).hint("leave them out")

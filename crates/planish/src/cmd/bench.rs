@@ -1,14 +1,18 @@
 //! `planish bench`: prefill and decode speed with their spread, and how near decode comes to what memory can give.
 
+mod gpu;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use planish_device::cpu::bandwidth::{self, Bandwidth};
 use planish_device::system;
 use planish_engine::decoder::Decoder;
 use serde::Serialize;
+use serde_json::Value;
 
+use crate::device::Device;
 use crate::hint::WithHint;
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
@@ -93,12 +97,21 @@ pub fn run(args: &BenchArgs, ui: Ui) -> Result<Outcome> {
     }
     let mut benches = Vec::new();
     for (i, model) in args.models.iter().enumerate() {
-        let mut bench = measure(model, args, ui)?;
-        if i > 0 {
-            (bench.first_token_ms, bench.peak_rss_bytes) = (None, None);
-        }
+        let (text, bench) = if args.session.place().device() == Device::Cpu {
+            let mut bench = measure(model, args, ui)?;
+            if i > 0 {
+                (bench.first_token_ms, bench.peak_rss_bytes) = (None, None);
+            }
+            (text(&bench), json(&bench)?)
+        } else {
+            let mut bench = gpu::measure(model, args, ui)?;
+            if i > 0 {
+                bench.first_token_ms = None;
+            }
+            (gpu::text(&bench), json(&bench)?)
+        };
         if !ui.json {
-            report::print(&format!("{}{}", if i > 0 { "\n" } else { "" }, text(&bench)))?;
+            report::print(&format!("{}{text}", if i > 0 { "\n" } else { "" }))?;
         }
         benches.push(bench);
     }
@@ -110,12 +123,16 @@ pub fn run(args: &BenchArgs, ui: Ui) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+fn json(report: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(report).context("the report cannot be written as JSON")
+}
+
 fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     let load_average = system::load_average();
     let session = Session::open(model, &args.session, ui)?;
-    let needed = needed(args, session.options.context, session.model.hyper.context)?;
+    let needed = needed(args, session.options.context, session.model.file.hyper.context)?;
     let mut decoder = session.decoder()?;
-    let ids: Vec<u32> = (0..needed.max(1)).map(|i| token(i, session.model.hyper.vocab)).collect();
+    let ids: Vec<u32> = (0..needed.max(1)).map(|i| token(i, session.model.file.hyper.vocab)).collect();
     decoder.feed(&ids[..1])?;
     let first_token_ms = Some(crate::since_start().as_secs_f64() * 1e3);
     let spinner = ui.spinner(&format!("measuring {model}"));
@@ -129,7 +146,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
     Ok(Bench {
         model: model.to_owned(),
-        path: session.model.path.display().to_string(),
+        path: session.model.file.path.display().to_string(),
         prefill_tok_s: prefill.as_ref().map(|s| s.median),
         decode_tok_s: decode.as_ref().map(|s| s.median),
         prefill,
@@ -145,7 +162,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         read,
         peak_rss_bytes,
         kv_bytes: decoder.kv_bytes(),
-        file_bytes: std::fs::metadata(&session.model.path)?.len(),
+        file_bytes: std::fs::metadata(&session.model.file.path)?.len(),
         threads: session.cpu.threads(),
         isa: session.isa.name(),
         activations: session.options.activations.name(),
@@ -245,18 +262,14 @@ fn speed(mut samples: Vec<f64>) -> Option<Speed> {
     Some(Speed { median, min, max, spread: (max - min) / median, samples })
 }
 
+/// The statistics in words.
+fn speed_text(speed: &Option<Speed>, tokens: u32) -> String {
+    let Some(Speed { median, min, max, spread, samples }) = speed else { return "not measured".into() };
+    let (runs, spread) = (samples.len(), 100.0 * spread);
+    format!("{median:.1} tokens/s median of {runs}, {min:.1} to {max:.1}, spread {spread:.0}%; {tokens} tokens")
+}
+
 fn text(b: &Bench) -> String {
-    let speed = |s: &Option<Speed>, tokens: u32| match s {
-        Some(s) => format!(
-            "{:.1} tokens/s median of {}, {:.1} to {:.1}, spread {:.0}%; {tokens} tokens",
-            s.median,
-            s.samples.len(),
-            s.min,
-            s.max,
-            100.0 * s.spread
-        ),
-        None => "not measured".into(),
-    };
     let first_token = b.first_token_ms.map(|ms| format!("{ms:.0} ms after the start, prompt of one token"));
     let load = |l: &Option<[f64; 3]>| l.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
     let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
@@ -270,8 +283,8 @@ fn text(b: &Bench) -> String {
     });
     let mut rows = vec![
         ("model", b.path.clone()),
-        ("prefill", speed(&b.prefill, b.prefill_tokens)),
-        ("decode", speed(&b.decode, b.decode_tokens) + &depth),
+        ("prefill", speed_text(&b.prefill, b.prefill_tokens)),
+        ("decode", speed_text(&b.decode, b.decode_tokens) + &depth),
     ];
     if let (Some(gb_s), Some(percent)) = (b.decode_gb_s, b.percent_of_bandwidth) {
         let bytes = report::bytes(b.bytes_per_token);

@@ -4,14 +4,14 @@ use std::io::{BufRead, IsTerminal, stdin};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use planish_engine::decoder::Decoder;
-use planish_engine::generate::{Ended, Flow, Settings, generate};
+use planish_engine::generate::{Ended, Flow, Settings};
 use planish_engine::text::Tokenizer;
 use planish_engine::text::chat::{ChatTemplate, Message, Then};
 use serde_json::json;
 
 use super::sampling::Sampling;
-use crate::session::{Session, SessionArgs};
+use crate::runner::{Opened, Runner};
+use crate::session::SessionArgs;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, presets, report};
 
@@ -32,13 +32,14 @@ pub struct ChatArgs {
 
 /// Reads messages line by line and answers each on standard output.
 pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
-    let session = Session::open(&args.model, &args.session, ui)?;
-    let template = session.model.chat()?;
+    let opened = Opened::open(&args.model, &args.session, ui)?;
+    let template = opened.file().chat()?;
+    let settings = args.sampling.settings();
     let mut conversation = Conversation {
-        decoder: session.decoder()?,
-        tokenizer: &session.model.tokenizer,
+        runner: opened.runner(&settings)?,
+        tokenizer: &opened.file().tokenizer,
         template,
-        settings: args.sampling.settings(),
+        settings,
         messages: args.system.iter().map(|text| Message::new("system", text.as_str())).collect(),
         fed: Vec::new(),
     };
@@ -75,7 +76,7 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
 
 /// The messages so far, and the ids of them that the decoder's cache holds.
 struct Conversation<'a> {
-    decoder: Decoder<'a>,
+    runner: Runner<'a>,
     tokenizer: &'a Tokenizer,
     template: ChatTemplate,
     settings: Settings,
@@ -93,7 +94,7 @@ impl Conversation<'_> {
     fn turn(&mut self, message: &str, ui: Ui) -> Result<Outcome> {
         self.messages.push(Message::new("user", message));
         let ids = self.tokenizer.encode_chat(&self.template.render(&self.messages, Then::Reply)?)?;
-        let context = self.decoder.options().context;
+        let context = self.runner.context();
         if ids.len() >= context {
             self.messages.pop();
             crate::ui::say(&format!(
@@ -111,7 +112,7 @@ impl Conversation<'_> {
     fn answer(&mut self, ids: &[u32], ui: Ui) -> Result<()> {
         // The last id is always fed again, because its logits begin the reply.
         let same = self.fed.iter().zip(ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
-        self.decoder.truncate(same);
+        self.runner.truncate(same);
         self.fed.truncate(same);
         let (mut text, mut closed) = (String::new(), None);
         let mut emit = |piece: &str| {
@@ -121,13 +122,13 @@ impl Conversation<'_> {
             closed = printed.err();
             if stop { Flow::Stop } else { Flow::Continue }
         };
-        let done = generate(&mut self.decoder, self.tokenizer, &ids[same..], &self.settings, &mut emit)?;
+        let done = self.runner.generate(&ids[same..], &self.settings, &mut emit)?;
         if let Some(error) = closed {
             return Err(error);
         }
         self.fed.extend_from_slice(&ids[same..]);
         self.fed.extend_from_slice(&done.ids);
-        self.fed.truncate(self.decoder.position());
+        self.fed.truncate(self.runner.position());
         if ui.json {
             report::print_json_line(&json!({
                 "text": text, "ended": done.ended, "prompt_tokens": ids.len(), "fed_tokens": done.prompt_tokens,
@@ -137,7 +138,7 @@ impl Conversation<'_> {
             report::print("\n")?;
         }
         if done.ended == Ended::Context {
-            let context = self.decoder.options().context;
+            let context = self.runner.context();
             crate::ui::say(&format!(
                 "the context of {context} tokens is full; /clear begins anew, --context makes it larger"
             ));

@@ -12,6 +12,7 @@ use planish_kernels::op::Machine;
 use serde::Serialize;
 
 use super::Threads;
+use crate::device::{self, Device};
 use crate::home::Home;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
@@ -43,6 +44,44 @@ struct Info<'a> {
     governor: system::Governor,
     load_average: Option<[f64; 3]>,
     home: Option<String>,
+    devices: Vec<Found>,
+}
+
+/// A device that `--device` takes, or why there is none.
+#[derive(Serialize)]
+struct Found {
+    device: String,
+    label: Option<String>,
+    read_gb_s: Option<f64>,
+    missing: Option<String>,
+}
+
+/// The host executor and the cards; where there is no first card, why.
+fn devices() -> Vec<Found> {
+    let found = |device: Device| {
+        let name = device.to_string();
+        match device::open(device) {
+            Ok(b) => Found {
+                device: name,
+                label: Some(b.identity().label.clone()),
+                read_gb_s: b.limits().read_gb_s,
+                missing: None,
+            },
+            Err(e) => Found { device: name, label: None, read_gb_s: None, missing: Some(format!("{e:#}")) },
+        }
+    };
+    let mut all = vec![found(Device::Host)];
+    for ordinal in 0.. {
+        let card = found(Device::Cuda(ordinal));
+        let there = card.missing.is_none();
+        if there || ordinal == 0 {
+            all.push(card);
+        }
+        if !there {
+            break;
+        }
+    }
+    all
 }
 
 /// Tiers by read bandwidth: the exclusive upper bound in GB/s, and the name.
@@ -79,6 +118,7 @@ pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
         governor: system::governor(),
         load_average: system::load_average(),
         home: Home::from_env().ok().map(|h| h.to_string()),
+        devices: devices(),
     };
     spinner.finish_and_clear();
     if ui.json {
@@ -111,7 +151,18 @@ fn text(info: &Info, cpu: &Cpu) -> String {
     ];
     rows.extend(info.governor.name.iter().map(|name| ("governor", name.clone())));
     rows.extend(info.home.iter().map(|home| ("files", home.clone())));
+    rows.extend(info.devices.iter().map(|d| ("device", device_text(d))));
     report::pairs(&rows)
+}
+
+fn device_text(d: &Found) -> String {
+    match (&d.missing, &d.label, d.read_gb_s) {
+        (Some(why), ..) => format!("{}: not here: {why}", d.device),
+        (None, label, Some(gb_s)) => {
+            format!("{}: {}, reads {gb_s:.0} GB/s", d.device, label.clone().unwrap_or_default())
+        }
+        (None, label, None) => format!("{}: {}", d.device, label.clone().unwrap_or_default()),
+    }
 }
 
 fn counted(n: u32) -> String {

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use planish_engine::decoder::Decoder;
-use planish_engine::generate::{Ended, Flow, Generated, generate};
+use planish_engine::generate::{Ended, Flow, Generated};
+use planish_engine::model::ModelFile;
 use planish_engine::text::Special;
 use planish_engine::text::chat::{Message, Then};
 use serde_json::{Value, json};
 
 use super::sampling::Sampling;
 use crate::hint::WithHint;
-use crate::session::{self, Session, SessionArgs};
+use crate::runner::{Opened, Runner};
+use crate::session::{Session, SessionArgs};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, presets, report};
 
@@ -59,11 +60,15 @@ enum Tune {
 /// Answers the prompt on standard output, as text or as one JSON object.
 pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
     let prompt = prompt_text(&args.prompt)?;
-    let mut session = Session::open(&args.model, &args.session, ui)?;
-    let ids = encode(&session, &prompt, args.raw)?;
-    fits(ids.len(), session.options.context)?;
-    let gain = if args.tune == Tune::Auto { first_tuning(&mut session, args.budget, ui)? } else { None };
-    let mut decoder = session.decoder()?;
+    let settings = args.sampling.settings();
+    let mut opened = Opened::open(&args.model, &args.session, ui)?;
+    let ids = encode(opened.file(), &prompt, args.raw)?;
+    fits(ids.len(), opened.context())?;
+    let gain = match &mut opened {
+        Opened::Cpu(session) if args.tune == Tune::Auto => first_tuning(session, args.budget, ui)?,
+        _ => None,
+    };
+    let mut runner = opened.runner(&settings)?;
     let loaded = crate::since_start();
     let mut text = String::new();
     let mut closed = None;
@@ -74,11 +79,11 @@ pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
         closed = printed.err();
         if stop { Flow::Stop } else { Flow::Continue }
     };
-    let done = generate(&mut decoder, &session.model.tokenizer, &ids, &args.sampling.settings(), &mut emit)?;
+    let done = runner.generate(&ids, &settings, &mut emit)?;
     if let Some(error) = closed {
         return Err(error);
     }
-    let stats = Stats { done: &done, loaded, session: &session, decoder: &decoder };
+    let stats = Stats { done: &done, loaded, runner: &runner };
     if ui.json {
         report::print_json(&stats.json(&text)?)?;
     } else {
@@ -91,7 +96,7 @@ pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
 fn finish(args: &RunArgs, stats: &Stats<'_, '_>, gain: Option<String>, ui: Ui) -> Result<Outcome> {
     interrupt::check()?;
     if stats.done.ended == Ended::Context {
-        let context = stats.session.options.context;
+        let context = stats.runner.context();
         ui.note(&format!("note: the context of {context} tokens is full; --context makes it larger"));
     }
     if args.stats {
@@ -116,11 +121,10 @@ fn prompt_text(prompt: &str) -> Result<String> {
 }
 
 /// The ids of the prompt, inside the model's chat template where it has one.
-fn encode(session: &Session, prompt: &str, raw: bool) -> Result<Vec<u32>> {
-    let model = &session.model;
+fn encode(model: &ModelFile, prompt: &str, raw: bool) -> Result<Vec<u32>> {
     let ids = match model.chat() {
         Ok(chat) if !raw => model.tokenizer.encode_chat(&chat.render(&[Message::new("user", prompt)], Then::Reply)?)?,
-        Err(error) if !raw && has_template(session) => return Err(error.into()),
+        Err(error) if !raw && has_template(model) => return Err(error.into()),
         _ => model.tokenizer.encode_prompt(prompt, Special::Plain)?,
     };
     if ids.is_empty() {
@@ -130,8 +134,8 @@ fn encode(session: &Session, prompt: &str, raw: bool) -> Result<Vec<u32>> {
 }
 
 /// Whether the file has a chat template, broken or not: a broken one is an error, a missing one is a base model.
-fn has_template(session: &Session) -> bool {
-    !matches!(session.model.gguf.str("tokenizer.chat_template"), Ok(None))
+fn has_template(model: &ModelFile) -> bool {
+    !matches!(model.gguf.str("tokenizer.chat_template"), Ok(None))
 }
 
 /// Refuses a prompt that leaves no room for an answer, before anything is measured.
@@ -156,8 +160,7 @@ fn first_tuning(session: &mut Session, budget: f64, ui: Ui) -> Result<Option<Str
 struct Stats<'r, 's> {
     done: &'r Generated,
     loaded: Duration,
-    session: &'r Session,
-    decoder: &'r Decoder<'s>,
+    runner: &'r Runner<'s>,
 }
 
 impl Stats<'_, '_> {
@@ -172,21 +175,18 @@ impl Stats<'_, '_> {
     fn text(&self) -> Result<String> {
         let done = self.done;
         let decode = done.decode_tok_s().map_or("too few tokens to say".into(), |s| format!("{s:.1} tokens/s"));
-        Ok(report::pairs(&[
+        let mut rows = vec![
             ("decode", format!("{decode}, {} tokens", done.ids.len())),
             ("prefill", format!("{:.0} tokens/s, {} tokens", self.prefill_tok_s(), done.prompt_tokens)),
             ("first token", format!("{:.0} ms after the start", self.first_token_ms())),
-            ("threads", format!("{}, {}", self.session.cpu.threads(), self.session.isa)),
-            ("choices", session::tiers_text(&session::tiers(self.decoder))),
-            ("digest", self.session.frozen(self.decoder)?.digest().to_owned()),
-        ])
-        .trim_end()
-        .to_owned())
+        ];
+        rows.extend(self.runner.facts()?.rows);
+        Ok(report::pairs(&rows).trim_end().to_owned())
     }
 
     fn json(&self, text: &str) -> Result<Value> {
         let done = self.done;
-        Ok(json!({
+        let mut report = json!({
             "text": text,
             "ids": done.ids,
             "ended": done.ended,
@@ -195,10 +195,8 @@ impl Stats<'_, '_> {
             "decode_tok_s": done.decode_tok_s(),
             "prefill_tok_s": self.prefill_tok_s(),
             "first_token_ms": self.first_token_ms(),
-            "threads": self.session.cpu.threads(),
-            "isa": self.session.isa.name(),
-            "tiers": session::tiers(self.decoder),
-            "digest": self.session.frozen(self.decoder)?.digest(),
-        }))
+        });
+        report.as_object_mut().expect("made as an object above").extend(self.runner.facts()?.fields);
+        Ok(report)
     }
 }

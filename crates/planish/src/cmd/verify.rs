@@ -1,5 +1,7 @@
 //! `planish verify`: logits of every prompt of an expected file against float64, one dump a prompt for other judges.
 
+mod gpu;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,7 @@ use planish_engine::verify::{self, ExpectedFile, Path as Feed, Prompt, Verdict};
 use planish_kernels::weight::Activations;
 use serde_json::json;
 
+use crate::device::Device;
 use crate::hint::WithHint;
 use crate::session::{Session, SessionArgs};
 use crate::ui::Ui;
@@ -18,7 +21,7 @@ use crate::{Outcome, interrupt, report};
 const EXPECTED_HINT: &str = "--expected takes a JSON file made as crates/planish-engine/tests/goldens/README.md says";
 const DUMP_HINT: &str = "--dump takes a folder that can be written; without it nothing is dumped";
 
-/// Compare a model's logits with expected ones, or (--device) GPU kernels with references; exit 1 beyond tolerance
+/// Compare a model's logits with expected ones, or (--device alone) GPU kernels with references; exit 1 beyond tolerance
 #[derive(Args)]
 pub struct VerifyArgs {
     /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
@@ -35,6 +38,9 @@ pub struct VerifyArgs {
     /// Also fail where the error is more than 1.25 times that of llama.cpp in the geometric mean
     #[arg(long)]
     not_worse_than_llama: bool,
+    /// On a GPU, also with every other value of THREADS and of each ROWS parameter, one at a time
+    #[arg(long)]
+    every_width: bool,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -51,15 +57,22 @@ fn mode(options: &Options) -> &'static str {
 
 /// Feeds every prompt both ways, prints a line for each and judges.
 pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
-    let (model, path) = match (args.kernels.device, &args.model, &args.expected) {
-        (Some(device), ..) => return super::verify_kernels::run(device, &args.kernels, ui),
-        (None, Some(model), Some(path)) => (model, path),
+    let device = args.session.place().device();
+    let (model, path) = match (&args.model, &args.expected) {
+        (None, None) if device != Device::Cpu => return super::verify_kernels::run(device, &args.kernels, ui),
+        (Some(model), Some(path)) => (model, path),
         _ => return Err(anyhow!("verify needs a model and --expected")).hint(EXPECTED_HINT),
     };
     let expected = read(path)?;
     if let Some(folder) = &args.dump {
         let steps = folder.join("steps");
         fs::create_dir_all(&steps).with_context(|| format!("cannot create {}", steps.display())).hint(DUMP_HINT)?;
+    }
+    if device != Device::Cpu {
+        return gpu::run(args, model, &expected, ui);
+    }
+    if args.every_width {
+        return Err(anyhow!("--every-width is of GPUs")).hint("give --device host or cuda");
     }
     let session = Session::open(model, &args.session, ui)?;
     let all_logits = expected.prompts.iter().any(|p| p.probe_logits_all.is_some());

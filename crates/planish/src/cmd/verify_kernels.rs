@@ -1,26 +1,21 @@
-//! `planish verify --device host`: every GPU kernel on the host executor against its f64 reference.
+//! `planish verify --device host` or `cuda`: every GPU kernel there against its f64 reference.
 
 use std::fs;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
+use planish_device::Backend;
 use planish_device::host::{Host, HostOptions, Mode};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::{self, GpuOp, tier};
 use planish_kernels::op::Machine;
 use serde_json::json;
 
+use crate::device::{self, Device};
 use crate::hint::WithHint;
 use crate::home::Home;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
-
-/// What runs GPU kernels.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Device {
-    /// This CPU, through the host executor; needs a C++ compiler
-    Host,
-}
 
 /// What watches the kernels on the host executor.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -36,29 +31,27 @@ pub enum Watch {
 /// Which kernels are verified where.
 #[derive(Args)]
 pub struct KernelArgs {
-    /// Verify GPU kernels on this device instead of a model's logits
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["model", "expected", "dump", "not_worse_than_llama"])]
-    pub device: Option<Device>,
-    /// Only this op; may be given several times
-    #[arg(long = "op", value_name = "OP", requires = "device")]
+    /// Without a model: only this op; may be given several times
+    #[arg(long = "op", value_name = "OP", requires = "device", conflicts_with = "model")]
     ops: Vec<String>,
-    /// What watches the kernels
-    #[arg(long, value_name = "WATCH", default_value = "checked", requires = "device")]
+    /// Without a model: what watches the kernels on the host executor
+    #[arg(long, value_name = "WATCH", default_value = "checked", requires = "device", conflicts_with = "model")]
     watch: Watch,
 }
 
 /// Proves each op at the corners of its space and prints a line for each.
-pub fn run(_: Device, args: &KernelArgs, ui: Ui) -> Result<Outcome> {
+pub fn run(device: Device, args: &KernelArgs, ui: Ui) -> Result<Outcome> {
     let ops = chosen(&args.ops)?;
-    let cache = Home::from_env()?.host();
-    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let (mode, depth) = match args.watch {
         Watch::Checked => (Mode::Checked, tier::Depth::Corners),
         Watch::Address => (Mode::Address, tier::Depth::Few),
         Watch::Thread => (Mode::Thread, tier::Depth::Few),
     };
-    let host = Host::new(HostOptions { cache, mode })?;
-    let machine = Machine { backend: &host, isa: Isa::Portable };
+    let (backend, watch) = match device {
+        Device::Host => (watched(mode)?, format!("host executor ({})", mode.name())),
+        _ => (device::open(device)?, format!("device {device}")),
+    };
+    let machine = Machine { backend: backend.as_ref(), isa: Isa::Portable };
     let (mut rows, mut data, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for (i, op) in ops.iter().enumerate() {
         interrupt::check()?;
@@ -79,17 +72,26 @@ pub fn run(_: Device, args: &KernelArgs, ui: Ui) -> Result<Outcome> {
             format!("{:.1} s", proof.time.as_secs_f64()),
         ]);
     }
-    let watch = mode.name();
     if ui.json {
-        report::print_json(&json!({ "device": "host", "watch": watch, "compiler": host.compiler(), "ops": data }))?;
+        let identity = backend.identity();
+        report::print_json(&json!({
+            "device": device.to_string(), "label": identity.label, "toolchain": identity.toolchain, "ops": data,
+        }))?;
     } else {
         let names = ["op", "configurations", "runs", "refused", "error/bound", "time"];
         report::print(&report::table(names, &rows))?;
         refused.iter().try_for_each(|r| report::print(&format!("refused: {r}\n")))?;
         let verdict = if refused.is_empty() { "all passed".to_owned() } else { format!("{} refused", refused.len()) };
-        report::print(&format!("{} ops on the host executor ({watch}): {verdict}\n", ops.len()))?;
+        report::print(&format!("{} ops on the {watch}: {verdict}\n", ops.len()))?;
     }
     Ok(if refused.is_empty() { Outcome::Done } else { Outcome::No })
+}
+
+/// The host executor with something that watches the kernels.
+fn watched(mode: Mode) -> Result<Box<dyn Backend>> {
+    let cache = Home::from_env()?.host();
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    Ok(Box::new(Host::new(HostOptions { cache, mode })?))
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static GpuOp>> {

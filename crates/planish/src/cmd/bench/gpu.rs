@@ -1,0 +1,143 @@
+//! The same measurement on a GPU: tokens are drawn there, each the likeliest, and read by the host behind it.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use planish_device::system;
+use planish_engine::generate::Flow;
+use planish_engine::gpu::{By, GpuDecoder};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{BenchArgs, Speed, needed, speed, speed_text, token};
+use crate::gpu::GpuSession;
+use crate::ui::Ui;
+use crate::{interrupt, report, runner};
+
+/// What was measured of one model, and under which conditions.
+#[derive(Serialize)]
+pub struct Bench {
+    model: String,
+    file: String,
+    prefill_tok_s: Option<f64>,
+    decode_tok_s: Option<f64>,
+    prefill: Option<Speed>,
+    decode: Option<Speed>,
+    prefill_tokens: u32,
+    decode_tokens: u32,
+    depth: u32,
+    /// From the start of the process to the logits of a prompt of one token; of the first model only.
+    pub first_token_ms: Option<f64>,
+    bytes_per_token: u64,
+    decode_gb_s: Option<f64>,
+    read_gb_s: Option<f64>,
+    percent_of_bandwidth: Option<f64>,
+    arena_bytes: usize,
+    kv_bytes: usize,
+    file_bytes: u64,
+    context: usize,
+    activations: &'static str,
+    load_average: Option<[f64; 3]>,
+    /// Device, path, configuration and digest.
+    #[serde(flatten)]
+    facts: Value,
+    version: &'static str,
+    #[serde(skip)]
+    rows: Vec<(&'static str, String)>,
+}
+
+/// Measures one model on the device that the flags name.
+pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
+    let session = GpuSession::open(model, &args.session, ui)?;
+    let needed = needed(args, session.options.context, session.file.hyper.context)?;
+    let mut decoder = session.decoder(session.options)?;
+    let vocab = session.file.hyper.vocab;
+    // A token more than the cache must hold: the one that decoding begins with at the full depth.
+    let ids: Vec<u32> = (0..=needed).map(|i| token(i, vocab)).collect();
+    decoder.feed(&ids[..1])?;
+    let first_token_ms = Some(crate::since_start().as_secs_f64() * 1e3);
+    let spinner = ui.spinner(&format!("measuring {model}"));
+    let (prefill, decode) = samples(&mut decoder, &ids, args)?;
+    spinner.finish_and_clear();
+    let bytes_per_token = session.weights.bytes_per_token;
+    let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
+    let read_gb_s = session.backend.limits().read_gb_s;
+    let (rows, facts) = runner::gpu_facts(&session, &decoder)?;
+    let path = &session.file.path;
+    Ok(Bench {
+        model: model.to_owned(),
+        file: path.display().to_string(),
+        prefill_tok_s: prefill.as_ref().map(|s| s.median),
+        decode_tok_s: decode.as_ref().map(|s| s.median),
+        prefill,
+        decode,
+        prefill_tokens: args.prefill,
+        decode_tokens: args.decode,
+        depth: args.depth,
+        first_token_ms,
+        bytes_per_token,
+        decode_gb_s,
+        read_gb_s,
+        percent_of_bandwidth: decode_gb_s.zip(read_gb_s).map(|(g, r)| 100.0 * g / r),
+        arena_bytes: session.weights.arena.len(),
+        kv_bytes: decoder.kv_bytes(),
+        file_bytes: std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len(),
+        context: session.options.context,
+        activations: session.options.activations.name(),
+        load_average: system::load_average(),
+        facts,
+        version: env!("CARGO_PKG_VERSION"),
+        rows,
+    })
+}
+
+/// Prefill and decode in turns after one unmeasured turn of each.
+fn samples(decoder: &mut GpuDecoder<'_>, ids: &[u32], args: &BenchArgs) -> Result<(Option<Speed>, Option<Speed>)> {
+    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+    let depth = args.depth as usize;
+    for run in 0..=args.runs {
+        if args.prefill > 0 {
+            decoder.truncate(0);
+            let start = Instant::now();
+            decoder.feed(&ids[..args.prefill as usize])?;
+            prefill.push(f64::from(args.prefill) / start.elapsed().as_secs_f64());
+        }
+        interrupt::check()?;
+        if args.decode > 0 {
+            decoder.truncate(depth);
+            let held = decoder.position();
+            if held < depth {
+                decoder.feed(&ids[held..depth])?;
+            }
+            let tokens = if run == 0 { args.decode.min(8) } else { args.decode };
+            let start = Instant::now();
+            decoder.draw(ids[depth], &By::Likeliest, tokens as usize, &mut |_| Ok(Flow::Continue))?;
+            decode.push(f64::from(tokens) / start.elapsed().as_secs_f64());
+        }
+        interrupt::check()?;
+    }
+    Ok((speed(prefill), speed(decode)))
+}
+
+/// The report for people.
+pub fn text(b: &Bench) -> String {
+    let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
+    let mut rows = vec![
+        ("model", b.file.clone()),
+        ("prefill", speed_text(&b.prefill, b.prefill_tokens)),
+        ("decode", speed_text(&b.decode, b.decode_tokens) + &depth),
+    ];
+    if let Some(gb_s) = b.decode_gb_s {
+        let bytes = report::bytes(b.bytes_per_token);
+        let share = b.percent_of_bandwidth.zip(b.read_gb_s);
+        let share =
+            share.map_or(String::new(), |(percent, read)| format!(": {percent:.0}% of {read:.0} GB/s measured"));
+        rows.push(("weights", format!("{bytes} a token, {gb_s:.1} GB/s{share}")));
+    }
+    rows.extend(b.first_token_ms.map(|ms| ("first token", format!("{ms:.0} ms after the start, prompt of one token"))));
+    let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.file_bytes].map(report::bytes);
+    rows.push(("memory", format!("weights {weights} of a file of {file}, cache {cache} for {} tokens", b.context)));
+    rows.push(("numerics", format!("{} activations, f16 cache", b.activations)));
+    rows.extend(b.rows.iter().cloned());
+    report::pairs(&rows)
+}

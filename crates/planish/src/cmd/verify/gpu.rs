@@ -1,0 +1,130 @@
+//! The same comparison on a GPU: every path against the expected logits and, bit for bit, against each other.
+
+use anyhow::{Context, Result};
+use planish_engine::gpu::{Options, Route};
+use planish_engine::verify::{self, Dump, ExpectedFile, Path as Feed, Verdict};
+use planish_kernels::weight::Activations;
+use planish_tune::{Config, Space};
+use serde_json::{Value, json};
+
+use super::{VerifyArgs, line, write};
+use crate::gpu::GpuSession;
+use crate::ui::Ui;
+use crate::{Outcome, interrupt, report};
+
+/// One way to run: a path, values that differ from the configuration, and a name for both.
+struct Way {
+    route: Route,
+    pinned: Config,
+}
+
+impl Way {
+    fn name(&self) -> String {
+        let values = if self.pinned.is_empty() { String::new() } else { format!(" {}", self.pinned) };
+        format!("{}{values}", self.route.name())
+    }
+}
+
+/// Feeds every prompt in every way, prints a line for each and judges.
+pub fn run(args: &VerifyArgs, model: &str, expected: &ExpectedFile, ui: Ui) -> Result<Outcome> {
+    let session = GpuSession::open(model, &args.session, ui)?;
+    // A cache of what the prompts need: the host executor carries all of it into every launch.
+    let longest = expected.prompts.iter().map(|p| p.ids.len() + p.greedy_ids.len()).max().unwrap_or(1);
+    let options = Options { context: longest.min(session.file.hyper.context), ..session.options };
+    let mode = if options.activations == Activations::F32 { "f32_kv16" } else { "int8_kv16" };
+    let (mut verdicts, mut data, mut illegal) = (Vec::new(), Vec::new(), Vec::new());
+    let (space, chosen) = session.space()?;
+    for pinned in widths(&space, &chosen, args.every_width) {
+        let mut first: Option<(String, Vec<Dump>)> = None;
+        for route in options.route.map_or(Route::ALL.to_vec(), |r| vec![r]) {
+            let way = Way { route, pinned: pinned.clone() };
+            if let Some(why) = not_legal(&space, &chosen, &way) {
+                illegal.push(format!("{}: {why}", way.name()));
+                continue;
+            }
+            let mut decoder = session.decoder_with(Options { route: Some(route), ..options }, &way.pinned)?;
+            let mut dumps = Vec::new();
+            for (i, prompt) in expected.prompts.iter().enumerate() {
+                // Prefill is one text for all ways, so the first of them shows it.
+                let once = first.is_none() && pinned.is_empty();
+                let feeds = if once { vec![Feed::Prefill, Feed::Steps] } else { vec![Feed::Steps] };
+                for feed in feeds {
+                    interrupt::check()?;
+                    let context = || format!("prompt {} on {}", prompt.name, way.name());
+                    let dump = verify::run(&mut decoder, prompt, feed).with_context(context)?;
+                    if let (Some(folder), None) = (&args.dump, &first) {
+                        write(&folder.join(if feed == Feed::Steps { "steps" } else { "" }), &prompt.name, &dump)?;
+                    }
+                    let mut verdict = verify::judge(prompt, &dump, mode, feed).with_context(context)?;
+                    if feed == Feed::Steps {
+                        let other = first.as_ref().and_then(|(name, dumps)| Some((name, differs(&dumps[i], &dump)?)));
+                        verdict.reasons.extend(other.map(|(name, what)| format!("{what} from {name}")));
+                        dumps.push(dump);
+                    }
+                    say(&expected.model, &way, &verdict, ui)?;
+                    data.push(json!({
+                        "device": session.device.to_string(), "way": way.name(), "config": decoder.chosen().config,
+                        "verdict": verdict,
+                    }));
+                    verdicts.push(verdict);
+                }
+            }
+            first.get_or_insert((way.name(), dumps));
+        }
+    }
+    conclude(&session, mode, &verdicts, data, &illegal, ui)
+}
+
+/// No change, and with `every` each other value of the parameters that are widths, one at a time.
+fn widths(space: &Space, chosen: &Config, every: bool) -> Vec<Config> {
+    let mut all = vec![Config::new()];
+    let is_width = |name: &str| name == "THREADS" || name.starts_with("ROWS");
+    for param in space.params.iter().filter(|p| every && is_width(p.name)) {
+        let others = param.values.iter().filter(|v| chosen.get(param.name) != Some(v));
+        all.extend(others.map(|v| Config::new().with(param.name, v.clone())));
+    }
+    all
+}
+
+/// Why the space does not allow this way, if it does not.
+fn not_legal(space: &Space, chosen: &Config, way: &Way) -> Option<String> {
+    let config = way.pinned.iter().fold(chosen.clone(), |c, (name, value)| c.with(name, value.clone()));
+    space.violated(&config.with("PATH", way.route.name()))
+}
+
+/// In how many values two dumps differ, if they do.
+fn differs(a: &Dump, b: &Dump) -> Option<String> {
+    let all = |d: &Dump| -> Vec<u32> {
+        d.positions.iter().flatten().flatten().chain(&d.logits).map(|logit| logit.to_bits()).collect()
+    };
+    let (a, b) = (all(a), all(b));
+    let count = a.iter().zip(&b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len());
+    (count > 0).then(|| format!("{count} of {} logits differ in bits", a.len()))
+}
+
+fn say(model: &str, way: &Way, verdict: &Verdict, ui: Ui) -> Result<()> {
+    if ui.json { Ok(()) } else { report::print(&line(&format!("{model} on {}", way.name()), verdict)) }
+}
+
+fn conclude(
+    session: &GpuSession,
+    mode: &str,
+    verdicts: &[Verdict],
+    data: Vec<Value>,
+    illegal: &[String],
+    ui: Ui,
+) -> Result<Outcome> {
+    let failed = verdicts.iter().filter(|v| !v.reasons.is_empty()).count();
+    let passed = verdicts.len() - failed;
+    if ui.json {
+        report::print_json(&json!({
+            "device": session.device.to_string(), "label": session.label(), "mode": mode, "passed": passed,
+            "failed": failed, "not_legal": illegal, "verdicts": data,
+        }))?;
+    } else {
+        illegal.iter().try_for_each(|what| report::print(&format!("not legal: {what}\n")))?;
+        let label = session.label();
+        report::print(&format!("{mode} on {}, {label}: {passed} passed, {failed} failed\n", session.device))?;
+    }
+    Ok(if failed == 0 && passed > 0 { Outcome::Done } else { Outcome::No })
+}

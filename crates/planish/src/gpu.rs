@@ -1,0 +1,108 @@
+//! A model opened for work on a GPU: device, weights on it, numerics, and where its configuration comes from.
+
+use anyhow::Result;
+use planish_device::Backend;
+use planish_engine::gpu::{self, GpuDecoder, Options, Weights};
+use planish_engine::identity::{self, Identities, StoreChoices};
+use planish_engine::model::ModelFile;
+use planish_engine::plan::Chosen;
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::op::{Machine, Shape};
+use planish_tune::store::{Frozen, Locked, Mode, Store};
+use planish_tune::{Config, Policy, Space};
+
+use crate::device::{self, Device};
+use crate::session::{self, SessionArgs};
+use crate::ui::Ui;
+
+/// Everything that stays the same while a model is in use on a GPU.
+pub struct GpuSession {
+    /// The device by its name.
+    pub device: Device,
+    /// The device.
+    pub backend: Box<dyn Backend>,
+    /// The model.
+    pub file: ModelFile,
+    /// Its tensors on the device.
+    pub weights: Weights,
+    /// Numerics and cache of its decoders.
+    pub options: Options,
+    store: Store,
+    identities: Identities,
+    mode: Mode,
+}
+
+impl GpuSession {
+    /// Resolves `model`, opens the device that `args` names, and puts the tensors there.
+    pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<GpuSession> {
+        let device = args.place().device();
+        let mode = args.mode(device)?;
+        // What can be refused is refused before anything is loaded.
+        args.gpu_options(1)?;
+        let path = session::resolve(model, ui)?;
+        let backend = device::open(device)?;
+        let threads = args.host_threads()?;
+        let (file, weights) =
+            ModelFile::open_with(&path, |gguf, hyper| Weights::load(gguf, hyper, backend.as_ref(), threads))?;
+        let options = args.gpu_options(file.hyper.context)?;
+        let store = session::open_store(ui);
+        let identities = Identities::new(&machine(backend.as_ref()), &Policy::default());
+        Ok(GpuSession { device, backend, file, weights, options, store, identities, mode })
+    }
+
+    /// The machine that kernels are launched on.
+    pub fn machine(&self) -> Machine<'_> {
+        machine(self.backend.as_ref())
+    }
+
+    /// A decoder with an empty cache, configured as the store stands now.
+    pub fn decoder(&self, options: Options) -> Result<GpuDecoder<'_>> {
+        self.decoder_with(options, &Config::new())
+    }
+
+    /// The same with the values of `pinned` in the place of those that were chosen.
+    pub fn decoder_with(&self, options: Options, pinned: &Config) -> Result<GpuDecoder<'_>> {
+        let choose = |shape: &Shape, space: &Space| {
+            let chosen = self.choose(shape, space)?;
+            if pinned.is_empty() {
+                return Ok(chosen);
+            }
+            let base = chosen.map_or_else(|| space.default.clone(), |c| c.config);
+            let config = pinned.iter().fold(base, |c, (name, value)| c.with(name, value.clone()));
+            Ok(Some(Chosen { config, tier: "pinned" }))
+        };
+        Ok(GpuDecoder::new(self.machine(), &self.file.hyper, &self.weights, options, &choose)?)
+    }
+
+    /// What may be chosen for this model, and what is.
+    pub fn space(&self) -> Result<(Space, Config)> {
+        let (shape, space) = gpu::decoder::space(self.machine(), &self.file.hyper, &self.weights, &self.options);
+        let chosen = self.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
+        Ok((space, chosen))
+    }
+
+    fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {
+        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
+        choices.choose_for(gpu::OP, shape, space)
+    }
+
+    /// The choice that `decoder` runs with, frozen; equal digests launch equal configurations.
+    pub fn frozen(&self, decoder: &GpuDecoder<'_>) -> Result<Frozen> {
+        let (space, _) = self.space()?;
+        Ok(Frozen::new([Locked {
+            key: identity::key_of(gpu::OP, decoder.shape())?,
+            config: decoder.chosen().config.clone(),
+            kernel: self.identities.of(&space).kernel,
+            silicon: self.identities.silicon().hash16(),
+        }]))
+    }
+
+    /// The device in words.
+    pub fn label(&self) -> &str {
+        &self.backend.identity().label
+    }
+}
+
+fn machine(backend: &dyn Backend) -> Machine<'_> {
+    Machine { backend, isa: Isa::Portable }
+}

@@ -1,0 +1,153 @@
+//! A model opened on the device that was asked for, and one decoder of it: what `run` and `chat` need of either kind.
+
+use anyhow::Result;
+use planish_engine::decoder::Decoder;
+use planish_engine::generate::{self, Flow, Generated, Settings};
+use planish_engine::gpu::{self, By, GpuDecoder, Options};
+use planish_engine::model::ModelFile;
+use serde_json::{Map, Value, json};
+
+use crate::device::Device;
+use crate::gpu::GpuSession;
+use crate::session::{self, Session, SessionArgs};
+use crate::ui::Ui;
+
+/// A model on its device.
+pub enum Opened {
+    /// On the processor.
+    Cpu(Box<Session>),
+    /// On a GPU.
+    Gpu(Box<GpuSession>),
+}
+
+/// A decoder of an opened model.
+pub enum Runner<'s> {
+    /// On the processor.
+    Cpu(&'s Session, Box<Decoder<'s>>),
+    /// On a GPU.
+    Gpu(&'s GpuSession, Box<GpuDecoder<'s>>),
+}
+
+/// What a report says of the machine and of the configurations, for people and for programs.
+pub struct Facts {
+    /// Lines of a name and a value.
+    pub rows: Vec<(&'static str, String)>,
+    /// Fields of the report's object.
+    pub fields: Map<String, Value>,
+}
+
+impl Opened {
+    /// Opens `model` on the device that `args` names.
+    pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<Opened> {
+        Ok(match args.place().device() {
+            Device::Cpu => Opened::Cpu(Session::open(model, args, ui)?.into()),
+            Device::Host | Device::Cuda(_) => Opened::Gpu(GpuSession::open(model, args, ui)?.into()),
+        })
+    }
+
+    /// The model's file.
+    pub fn file(&self) -> &ModelFile {
+        match self {
+            Opened::Cpu(session) => &session.model.file,
+            Opened::Gpu(session) => &session.file,
+        }
+    }
+
+    /// Positions of the cache.
+    pub fn context(&self) -> usize {
+        match self {
+            Opened::Cpu(session) => session.options.context,
+            Opened::Gpu(session) => session.options.context,
+        }
+    }
+
+    /// A decoder that can draw under `settings`; settings that the device lacks are refused.
+    pub fn runner(&self, settings: &Settings) -> Result<Runner<'_>> {
+        match self {
+            Opened::Cpu(session) => Ok(Runner::Cpu(session, session.decoder()?.into())),
+            Opened::Gpu(session) => {
+                let sampled = gpu::generate::by(settings, 0)? != By::Likeliest;
+                Ok(Runner::Gpu(session, session.decoder(Options { sampled, ..session.options })?.into()))
+            }
+        }
+    }
+}
+
+impl Runner<'_> {
+    /// Tokens in the cache.
+    pub fn position(&self) -> usize {
+        match self {
+            Runner::Cpu(_, decoder) => decoder.position(),
+            Runner::Gpu(_, decoder) => decoder.position(),
+        }
+    }
+
+    /// Positions of the cache.
+    pub fn context(&self) -> usize {
+        match self {
+            Runner::Cpu(_, decoder) => decoder.options().context,
+            Runner::Gpu(_, decoder) => decoder.options().context,
+        }
+    }
+
+    /// Forgets all tokens after the first `position`.
+    pub fn truncate(&mut self, position: usize) {
+        match self {
+            Runner::Cpu(_, decoder) => decoder.truncate(position),
+            Runner::Gpu(_, decoder) => decoder.truncate(position),
+        }
+    }
+
+    /// Feeds `prompt` after what the cache holds and generates.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        settings: &Settings,
+        emit: &mut dyn FnMut(&str) -> Flow,
+    ) -> Result<Generated> {
+        Ok(match self {
+            Runner::Cpu(session, decoder) => {
+                generate::generate(decoder, &session.model.file.tokenizer, prompt, settings, emit)?
+            }
+            Runner::Gpu(session, decoder) => {
+                gpu::generate::generate(decoder, &session.file.tokenizer, prompt, settings, emit)?
+            }
+        })
+    }
+
+    /// What it runs on and with.
+    pub fn facts(&self) -> Result<Facts> {
+        let (rows, fields) = match self {
+            Runner::Cpu(session, decoder) => {
+                let (threads, isa) = (session.cpu.threads(), session.isa);
+                let (tiers, frozen) = (session::tiers(decoder), session.frozen(decoder)?);
+                let rows = vec![
+                    ("threads", format!("{threads}, {isa}")),
+                    ("choices", session::tiers_text(&tiers)),
+                    ("digest", frozen.digest().to_owned()),
+                ];
+                (rows, json!({ "threads": threads, "isa": isa.name(), "tiers": tiers, "digest": frozen.digest() }))
+            }
+            Runner::Gpu(session, decoder) => gpu_facts(session, decoder)?,
+        };
+        let Value::Object(fields) = fields else { unreachable!("facts are an object") };
+        Ok(Facts { rows, fields })
+    }
+}
+
+/// What a GPU's decoder runs on and with.
+pub fn gpu_facts(session: &GpuSession, decoder: &GpuDecoder<'_>) -> Result<(Vec<(&'static str, String)>, Value)> {
+    let (path, launches, chosen) = (decoder.route().name(), decoder.launches(), decoder.chosen());
+    let frozen = session.frozen(decoder)?;
+    let rows = vec![
+        ("device", format!("{}, {}", session.device, session.label())),
+        ("path", format!("{path}, {launches} launches a token")),
+        ("choices", format!("{}, {}", chosen.tier, chosen.config)),
+        ("digest", frozen.digest().to_owned()),
+    ];
+    let fields = json!({
+        "device": session.device.to_string(), "label": session.label(), "path": path, "launches": launches,
+        "config": chosen.config, "tier": chosen.tier, "digest": frozen.digest(),
+    });
+    Ok((rows, fields))
+}
