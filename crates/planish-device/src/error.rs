@@ -12,6 +12,8 @@ pub enum ErrorKind {
     OutOfMemory,
     /// A launch broke the contract: wrong arity, sizes, or a buffer of another device.
     BadLaunch,
+    /// A launch asks for more registers, shared memory or resident groups than the machine has.
+    TooLarge,
     /// The program did not build.
     Build,
     /// The device is in an error state that outlives the failed call.

@@ -128,7 +128,7 @@ fn a_grid_that_cannot_be_resident_is_refused_with_its_numbers() {
     for graph in [false, true] {
         let record = |l: Launch| if graph { cuda.record_graph(&[l]) } else { cuda.record(&[l]) };
         let refused = record(of(fit + 1)).err().expect("one too many");
-        assert_eq!(refused.kind(), ErrorKind::BadLaunch);
+        assert_eq!(refused.kind(), ErrorKind::TooLarge);
         let message = refused.to_string();
         assert!(message.contains(&format!("{} groups wait for each other", fit + 1)), "{message}");
         assert!(message.contains(&format!("{} processors", cuda.limits().processors)), "{message}");

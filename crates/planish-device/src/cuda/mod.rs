@@ -9,10 +9,10 @@ mod graph;
 pub mod nvrtc;
 mod sequence;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -55,7 +55,11 @@ pub struct Cuda {
     aside: Mutex<(Stream, Pinned)>,
     timers: Mutex<[Event; 2]>,
     poison: Poison,
+    loaded: Mutex<HashMap<Key, Weak<CudaProgram>>>,
 }
+
+/// All that a program is made from: entry point, text, constants, threads.
+type Key = (String, String, BTreeMap<String, i64>, u32);
 
 /// Work that may not have finished, oldest first, and events that are free to mark the end of more.
 #[derive(Default)]
@@ -106,6 +110,7 @@ impl Cuda {
             aside: Mutex::new((Stream::new(&context)?, Pinned::new(&context)?)),
             timers: Mutex::new([Event::timed(&context)?, Event::timed(&context)?]),
             poison: Poison::default(),
+            loaded: Mutex::default(),
             context,
             stream,
             nvrtc,
@@ -133,6 +138,29 @@ impl Cuda {
 
     fn program<'p>(&self, program: &'p Program) -> Option<&'p CudaProgram> {
         program.inner.downcast_ref::<CudaProgram>().filter(|p| p.owner == self.owner)
+    }
+
+    fn compiled(&self, source: &Source, name: &str, text: &str, threads: u32) -> Result<CudaProgram, Error> {
+        let cubin = self.nvrtc.compile(&self.arch, source)?;
+        let missing = || Error::new(ErrorKind::Build, format!("the text has no kernel {name}"));
+        let resources = cubin.kernel(name).ok_or_else(missing)?.clone();
+        let function = Function::load(&self.context, &cubin.bytes, name)?;
+        let footprint = Footprint {
+            registers: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_NUM_REGS),
+            shared_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
+            local_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+            threads: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        };
+        function.allow_shared(name, self.limits.dynamic_shared_bytes.saturating_sub(footprint.shared_bytes))?;
+        Ok(CudaProgram {
+            owner: self.owner,
+            function,
+            resources,
+            footprint,
+            threads,
+            arguments: dialect::arguments(text, name).ok_or_else(missing)?,
+            together: dialect::is_grid(text, name),
+        })
     }
 
     /// Where a slice of this card's memory lies; host memory and that of other backends is refused.
@@ -285,33 +313,22 @@ impl Backend for Cuda {
         })
     }
 
+    /// A program that is loaded already is given again: a sequence launches one of them many times.
     fn load(&self, source: &Source) -> Result<Program, Error> {
-        self.poison.check()?;
-        let cubin = self.nvrtc.compile(&self.arch, source)?;
-        let Source::Text { name, text, threads, .. } = source else {
+        let Source::Text { name, text, constants, threads } = source else {
             return Err(Error::new(ErrorKind::Build, "a card runs kernel text, not native programs"));
         };
-        let missing = || Error::new(ErrorKind::Build, format!("the text has no kernel {name}"));
-        let resources = cubin.kernel(name).ok_or_else(missing)?.clone();
-        let function = self.poison.guard(|| Function::load(&self.context, &cubin.bytes, name))?;
-        let footprint = Footprint {
-            registers: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_NUM_REGS),
-            shared_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
-            local_bytes: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
-            threads: function.attribute(FunctionFact::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
-        };
-        let dynamic = self.limits.dynamic_shared_bytes.saturating_sub(footprint.shared_bytes);
-        self.poison.guard(|| function.allow_shared(name, dynamic))?;
-        let program = CudaProgram {
-            owner: self.owner,
-            function,
-            resources,
-            footprint,
-            threads: *threads,
-            arguments: dialect::arguments(text, name).ok_or_else(missing)?,
-            together: dialect::is_grid(text, name),
-        };
-        Ok(Program { name: name.as_str().into(), inner: Arc::new(program) })
+        let shown: Arc<str> = name.as_str().into();
+        let key = (name.clone(), text.clone(), constants.clone(), *threads);
+        if let Some(inner) = locked(&self.loaded).get(&key).and_then(Weak::upgrade) {
+            self.poison.check()?;
+            return Ok(Program { name: shown, inner });
+        }
+        let program = self.poison.guard(|| self.compiled(source, name, text, *threads)).map(Arc::new)?;
+        let mut loaded = locked(&self.loaded);
+        loaded.retain(|_, program| program.strong_count() > 0);
+        loaded.insert(key, Arc::downgrade(&program));
+        Ok(Program { name: shown, inner: program })
     }
 
     fn footprint(&self, program: &Program) -> Option<Footprint> {

@@ -62,7 +62,9 @@ impl Cuda {
         let refuse = |what: String| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}"));
         let program = launch.program.inner.clone().downcast::<CudaProgram>().ok().filter(|p| p.owner == self.owner);
         let program = program.ok_or_else(|| refuse("the program was made by another backend".into()))?;
-        self.fits(&program, launch).map_err(refuse)?;
+        self.legal(&program, launch).map_err(refuse)?;
+        let too_large = |what: String| Error::new(ErrorKind::TooLarge, format!("launch {at} ({name}): {what}"));
+        self.fits(&program, launch).map_err(too_large)?;
         let place = |(i, slice)| self.address(slice).map_err(|e| refuse(format!("argument {i}: {e}")));
         let addresses = launch.args.iter().enumerate().map(place).collect::<Result<_, _>>()?;
         let grid = Grid {
@@ -76,8 +78,8 @@ impl Cuda {
         Ok(Recorded { launch: launch.clone(), _program: program, grid })
     }
 
-    /// Whether the card can run the launch; the numbers that forbid it where not.
-    fn fits(&self, program: &CudaProgram, launch: &Launch) -> Result<(), String> {
+    /// Whether the launch is one of the program.
+    fn legal(&self, program: &CudaProgram, launch: &Launch) -> Result<(), String> {
         let (groups, threads, most) = (launch.tasks, launch.threads, program.threads);
         if groups == 0 || threads == 0 || threads > most || !threads.is_multiple_of(32) {
             return Err(format!("{groups} groups of {threads} threads, made for {most}"));
@@ -86,17 +88,28 @@ impl Cuda {
             let (given, taken) = (launch.args.len(), program.arguments);
             return Err(format!("{given} arguments and a parameter block, the kernel takes {taken} in all"));
         }
-        let (dynamic, block) = (launch.scratch_bytes, launch.params.bytes().len());
-        let shared = program.footprint.shared_bytes.saturating_add(dynamic);
-        if shared > self.limits.dynamic_shared_bytes || block > PARAMS_BYTES {
-            let most = self.limits.dynamic_shared_bytes;
-            return Err(format!("{shared} of {most} shared bytes, {block} of {PARAMS_BYTES} parameter bytes"));
+        match launch.params.bytes().len() {
+            block if block > PARAMS_BYTES => Err(format!("{block} of {PARAMS_BYTES} parameter bytes")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the card has what the launch takes; the numbers that forbid it where not.
+    fn fits(&self, program: &CudaProgram, launch: &Launch) -> Result<(), String> {
+        let (groups, threads, dynamic) = (launch.tasks, launch.threads, launch.scratch_bytes);
+        let (shared, most) = (program.footprint.shared_bytes.saturating_add(dynamic), self.limits.dynamic_shared_bytes);
+        if shared > most {
+            return Err(format!("{shared} of {most} shared bytes"));
+        }
+        let registers = program.footprint.registers;
+        if threads > program.footprint.threads {
+            let most = program.footprint.threads;
+            return Err(format!("{threads} threads of {registers} registers each, {most} of them fit"));
         }
         if program.together {
             let each = program.function.resident(threads, dynamic).map_err(|e| e.to_string())?;
             let processors = self.limits.processors;
             if u64::from(groups) > u64::from(each) * u64::from(processors) {
-                let registers = program.footprint.registers;
                 return Err(format!(
                     "{groups} groups wait for each other, and {processors} processors hold {each} each of {threads} \
                      threads, {registers} registers a thread and {shared} shared bytes"
