@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod identity;
 pub mod model;
 pub mod plan;
+pub mod probes;
 pub mod shapes;
 pub mod text;
 pub mod tuning;

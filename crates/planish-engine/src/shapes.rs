@@ -1,5 +1,7 @@
 //! Models known by their shapes alone, so that their kernels can be tuned before, or without, having a file.
 
+pub mod random;
+
 use planish_device::{Init, Slice};
 use planish_kernels::cpu::matmul::Layout;
 use planish_kernels::cpu::rope::{Pairs, Scaling, rope_table};

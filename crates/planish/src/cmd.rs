@@ -3,7 +3,9 @@
 pub mod bench;
 pub mod chat;
 pub mod completions;
+pub mod dev;
 pub mod info;
+pub mod probe;
 pub mod pull;
 pub mod run;
 pub mod sampling;
@@ -21,7 +23,7 @@ use planish_device::{Cpu, CpuOptions};
 pub struct Threads {
     /// Threads that compute; by default one for each physical core
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    threads: Option<u32>,
+    pub threads: Option<u32>,
 }
 
 impl Threads {

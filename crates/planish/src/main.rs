@@ -53,8 +53,11 @@ enum Command {
     Bench(cmd::bench::BenchArgs),
     Verify(cmd::verify::VerifyArgs),
     Tune(cmd::tune::TuneArgs),
+    Probe(cmd::probe::ProbeArgs),
     #[command(hide = true)]
     Worker(cmd::worker::WorkerArgs),
+    #[command(hide = true)]
+    Dev(cmd::dev::DevArgs),
     Completions(cmd::completions::CompletionsArgs),
 }
 
@@ -104,7 +107,9 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
         Command::Bench(args) => cmd::bench::run(args, ui),
         Command::Verify(args) => cmd::verify::run(args, ui),
         Command::Tune(args) => cmd::tune::run(args, ui),
+        Command::Probe(args) => cmd::probe::run(args, ui),
         Command::Worker(args) => cmd::worker::run(args),
+        Command::Dev(args) => cmd::dev::run(args, ui),
         Command::Completions(args) => cmd::completions::run(args),
     }
 }

@@ -391,3 +391,37 @@ fn a_bench_that_does_not_fit_names_what_does() {
     assert!(depth.starts_with(&format!("hint: use --depth {} or less", limit - 4)), "{depth}");
     assert_eq!(hint(&["-p", "9", "-n", "4", "--context", "8"]), "hint: use --context 9, or fewer tokens");
 }
+
+#[test]
+fn a_card_that_is_not_there_is_refused_by_name() {
+    let sandbox = Sandbox::new();
+    for args in [&["probe", "--device", "cuda"][..], &["info", "--device", "cuda"]] {
+        let mut command = sandbox.command(args);
+        // No visible card, whatever the machine has.
+        let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+        check_refused(&output, &["no NVIDIA card"]);
+    }
+}
+
+#[test]
+fn probes_of_the_processor_are_data() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.run(&["probe", "read", "launch", "--device", "cpu", "--threads", "1", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(
+        found["read"]["median"].as_f64().unwrap() > 0.0 && found["launch"]["submission_ns"].as_f64().unwrap() > 0.0
+    );
+}
+
+#[test]
+fn a_random_model_is_written_whole_and_runs() {
+    let sandbox = Sandbox::new();
+    let args = ["dev", "write-model", "--shapes", "smollm2-135m", "--types", "q4_1", "--seed", "3", "random.gguf"];
+    let output = sandbox.run(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("random.gguf: 96."), "{:?}", output.stdout);
+    assert!(!sandbox.path().join("random.part").exists());
+    let list = sandbox.run(&["tune", "random.gguf", "--list", "--json"]);
+    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+}

@@ -304,7 +304,7 @@ fn fall_back(text: &[u8], bytes: &[Option<u32>; 256], unknown: Option<u32>, ids:
 }
 
 /// GPT-2's printable stand-in for a byte: itself where printable Latin-1, else the next unused one from U+0100.
-fn stand_in(byte: u8) -> char {
+pub(crate) fn stand_in(byte: u8) -> char {
     let shifted = match byte {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => return char::from(byte),
         0x00..=0x20 => u32::from(byte),

@@ -6,6 +6,7 @@
 
 pub mod expect;
 mod linear;
+pub mod peak;
 pub mod planes;
 pub mod record;
 mod teams;

@@ -1,28 +1,32 @@
-//! `planish info`: what this machine is, what its memory does, and where planish keeps its files.
+//! `planish info`: what a machine is, what it does at best, and where planish keeps its files.
 
 use std::time::Duration;
 
 use clap::Args;
 use planish_device::cpu::bandwidth::{self, Bandwidth};
 use planish_device::cpu::topology::Topology;
-use planish_device::{Cpu, system};
+use planish_device::{Backend, Cpu, Identity, Limits, system};
+use planish_engine::probes::{self, Ceilings, Effort};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::{self, Peak};
 use planish_kernels::op::Machine;
 use serde::Serialize;
 
-use super::Threads;
+use super::{Threads, probe};
 use crate::device::{self, Device};
 use crate::home::Home;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
 
-/// Show this machine: processor, instruction sets, caches, measured bandwidth, tier
+/// Show a machine: what it is, its caches, measured bandwidth and rates, tier
 #[derive(Args)]
 pub struct InfoArgs {
+    /// The machine
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
     #[command(flatten)]
     threads: Threads,
-    /// Seconds to spend on measuring
+    /// Seconds to spend on measuring a processor
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = super::seconds)]
     budget: f64,
 }
@@ -94,6 +98,65 @@ fn tier(gb_s: f64) -> &'static str {
 
 /// Measures within the budget and prints the report.
 pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
+    match args.device {
+        Device::Cpu => on_cpu(args, ui),
+        gpu => on_gpu(&*device::open(gpu)?, ui),
+    }
+}
+
+/// What a GPU is and does.
+#[derive(Serialize)]
+struct GpuInfo<'a> {
+    identity: &'a Identity,
+    limits: &'a Limits,
+    ceilings: Ceilings,
+    tier: &'static str,
+    home: Option<String>,
+}
+
+fn on_gpu(backend: &dyn Backend, ui: Ui) -> anyhow::Result<Outcome> {
+    let machine = Machine { backend, isa: Isa::detect() };
+    let spinner = ui.spinner("measuring launches, barriers, memory and the matrix unit");
+    let ceilings = probes::all(&machine, &Effort::on(backend.limits()))?;
+    spinner.finish_and_clear();
+    let info = GpuInfo {
+        identity: backend.identity(),
+        limits: backend.limits(),
+        tier: tier(ceilings.read.median_gb_s),
+        ceilings,
+        home: Home::from_env().ok().map(|h| h.to_string()),
+    };
+    if ui.json {
+        report::print_json(&info)?;
+    } else {
+        report::print(&gpu_text(&info))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn gpu_text(info: &GpuInfo<'_>) -> String {
+    let GpuInfo { identity, limits, ceilings, .. } = info;
+    let facts = |map: &std::collections::BTreeMap<String, String>| {
+        map.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+    };
+    let shared = [limits.shared_bytes, limits.dynamic_shared_bytes].map(|n| report::binary(n.into()));
+    let mut rows = vec![
+        ("device", identity.label.clone()),
+        ("silicon", facts(&identity.silicon)),
+        ("toolchain", facts(&identity.toolchain)),
+        ("processors", format!("{}, groups of up to {} threads", limits.processors, limits.max_threads)),
+        ("shared", format!("{} in fixed arrays, {} in all", shared[0], shared[1])),
+        ("caches", format!("L1 {}, L2 {}", report::binary(limits.l1_bytes), report::binary(limits.l2_bytes))),
+        ("read", probe::bandwidth_text(&ceilings.read)),
+        ("copy", probe::bandwidth_text(&ceilings.copy)),
+    ];
+    rows.extend(ceilings.matrix.iter().map(|m| ("matrix", probe::matrix_text(m))));
+    rows.push(("tier", format!("{}, by read bandwidth", info.tier)));
+    rows.extend(info.home.iter().map(|home| ("files", home.clone())));
+    format!("{}\n{}\n{}", report::pairs(&rows), probe::launches(&ceilings.launch), probe::barriers(&ceilings.barrier))
+}
+
+fn on_cpu(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
     let cpu = args.threads.cpu()?;
     let part = Duration::from_secs_f64(args.budget / 7.0);
     let threads = cpu.threads();
