@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use planish_kernels::op::{Machine, Op, Shape};
-use planish_kernels::{KERNEL_HASH, KERNEL_TOOLCHAIN};
+use planish_kernels::{GPU_HASH, KERNEL_HASH, KERNEL_TOOLCHAIN};
 use planish_tune::store::{Identity, Key, Mode, Origin, Question, Silicon, Snapshot, Tier};
 use planish_tune::{Config, Policy, Space};
 
@@ -17,6 +17,7 @@ const PROTOCOL: &str = "cold sequences v1";
 #[derive(Clone, Debug)]
 pub struct Identities {
     silicon: Arc<Silicon>,
+    driver: String,
     toolchain: String,
     kernel: String,
     policy: String,
@@ -26,10 +27,16 @@ impl Identities {
     /// The identity of `machine` and of this build under `policy`.
     pub fn new(machine: &Machine<'_>, policy: &Policy) -> Self {
         let identity = machine.backend.identity();
+        // CPU kernels are part of this program; a GPU's are compiled at run time by what the machine has.
+        let native = machine.backend.limits().backend == "cpu";
+        let driver = identity.toolchain.get("driver").filter(|_| !native).cloned().unwrap_or_default();
+        let tools = identity.toolchain.iter().filter(|(name, _)| *name != "driver");
+        let tools = tools.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ");
         Identities {
             silicon: Silicon::new(&identity.label, identity.silicon.clone()).into(),
-            toolchain: KERNEL_TOOLCHAIN.to_owned(),
-            kernel: format!("{KERNEL_HASH} {}", machine.isa),
+            driver,
+            toolchain: if native { KERNEL_TOOLCHAIN.to_owned() } else { tools },
+            kernel: if native { format!("{KERNEL_HASH} {}", machine.isa) } else { GPU_HASH.to_owned() },
             policy: format!("{PROTOCOL} {}", policy.identity()),
         }
     }
@@ -38,7 +45,7 @@ impl Identities {
     pub fn of(&self, space: &Space) -> Identity {
         Identity {
             silicon: self.silicon.clone(),
-            driver: String::new(),
+            driver: self.driver.clone(),
             toolchain: self.toolchain.clone(),
             kernel: self.kernel.clone(),
             candidates: space.digest(),

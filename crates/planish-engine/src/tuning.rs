@@ -1,5 +1,6 @@
 //! Tuning a worklist: each op at each shape in a worker process, within one budget, every outcome stored at once.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +66,8 @@ pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
 pub struct Setting<'a> {
     /// The machine, for spaces and floors; candidates run in workers.
     pub machine: Machine<'a>,
+    /// What a worker is to open: the name of the machine's backend, and after a colon which of several.
+    pub device: String,
     /// Identities of this machine and build.
     pub identities: &'a Identities,
     /// Makes the command of a worker, which must call `serve_worker`.
@@ -171,6 +174,7 @@ pub fn known(work: &Work, machine: Machine<'_>, identities: &Identities, store: 
 
 fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
     Spec {
+        device: setting.device.clone(),
         op: work.op.name.to_owned(),
         shape: work.shape.clone(),
         rotate_bytes: setting.rotate_bytes,
@@ -272,9 +276,20 @@ fn save(store: &mut Store, key: &planish_tune::store::Key, identity: &Identity, 
 }
 
 /// What a worker process does: serves subjects on standard input and output until its input ends.
-pub fn serve_worker(machine: Machine<'static>) -> Result<()> {
+///
+/// `open` gives the machine whose backend has the name that a spec carries; each is opened once, and kept.
+pub fn serve_worker(open: &mut dyn FnMut(&str) -> Result<Machine<'static>, String>) -> Result<()> {
+    let mut machines: HashMap<String, Machine<'static>> = HashMap::new();
     let mut factory = |spec: &serde_json::Value| {
         let spec: Spec = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
+        let machine = match machines.get(&spec.device) {
+            Some(machine) => *machine,
+            None => {
+                let machine = open(&spec.device)?;
+                machines.insert(spec.device.clone(), machine);
+                machine
+            }
+        };
         let subject = OpSubject::new(spec, machine)?;
         Ok(Box::new(subject) as Box<dyn Subject>)
     };

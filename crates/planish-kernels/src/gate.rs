@@ -38,8 +38,8 @@ pub fn cases(op: &Op, shape: &Shape, seed: u64) -> Vec<Case> {
     for (i, shape) in (op.cases)(shape).iter().enumerate() {
         let seed = seed.wrapping_add(i as u64);
         cases.push(Case { problem: (op.problem)(shape, seed, Fill::Random), launched: shape.clone() });
-        let batch = shape.size("batch") as i64;
-        // Steps of one token are never short, and have kernels of their own.
+        let batch = if shape.has("batch") { shape.size("batch") as i64 } else { 1 };
+        // Steps of one token are never short, and have kernels of their own; so have ops whose shape has no steps.
         let launched = if batch == 1 { shape.clone() } else { shape.clone().with("batch", batch + SHORT) };
         cases.push(Case { problem: (op.problem)(shape, seed ^ 0x5eed, Fill::Extreme), launched });
     }
@@ -50,7 +50,7 @@ pub fn cases(op: &Op, shape: &Shape, seed: u64) -> Vec<Case> {
 pub fn check(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Result<f64, Rejection> {
     let launch = |e: planish_device::Error| Rejection::Launch(e.to_string());
     let fenced = Fenced::new(backend, problem).map_err(launch)?;
-    let sequence = backend.record(&steps(&fenced.slices)?).map_err(launch)?;
+    let sequence = backend.record(&steps(&fenced.slices)?).map_err(unfit)?;
     let mut runs = Vec::new();
     for poison in POISONS {
         fenced.fill(backend, problem, poison).map_err(launch)?;
@@ -74,6 +74,14 @@ pub fn check(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Resu
             .map_err(|v| refuse(v.check, v.worst, format!("argument {i}: {}", v.detail)))?;
     }
     Ok(worst)
+}
+
+/// The rejection for launches that a machine does not record: a constraint where they ask for more than it has.
+pub fn unfit(e: planish_device::Error) -> Rejection {
+    match e.kind() {
+        planish_device::ErrorKind::TooLarge => Rejection::Constraint(e.to_string()),
+        _ => Rejection::Launch(e.to_string()),
+    }
 }
 
 /// Why one argument is refused.

@@ -19,5 +19,7 @@ pub use op::{Cost, Op};
 
 /// Hash of the sources of the CPU kernels.
 pub const KERNEL_HASH: &str = env!("PLANISH_KERNEL_HASH");
+/// Hash of the sources of the GPU kernels and of the dialect's forms.
+pub const GPU_HASH: &str = env!("PLANISH_GPU_HASH");
 /// The compiler that built them.
 pub const KERNEL_TOOLCHAIN: &str = env!("PLANISH_KERNEL_TOOLCHAIN");

@@ -33,6 +33,11 @@ impl Shape {
         }
     }
 
+    /// Whether the shape has a field `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some()
+    }
+
     /// The name under `name`; panics when the shape has none.
     #[track_caller]
     pub fn name(&self, name: &str) -> &str {

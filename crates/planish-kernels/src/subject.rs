@@ -2,8 +2,10 @@
 //!
 //! A sample runs the op many times in one recorded sequence, as a token does, over copies of its large arguments that
 //! together exceed the last-level cache, as the weights of a model do.
+//! On a GPU the sequence is a graph: one by one, small launches would all cost what submitting them costs.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use planish_device::{Buffer, Error, Init, Sequence, Slice};
@@ -16,7 +18,9 @@ use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 /// What a subject is made from; sent to a worker process as JSON.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Spec {
-    /// Name of the op in the table.
+    /// What it runs on: the backend as its limits name it, and after a colon which of several machines.
+    pub device: String,
+    /// Name of the op in the table of that backend.
     pub op: String,
     /// Its shape.
     pub shape: Shape,
@@ -30,13 +34,35 @@ pub struct Spec {
     pub seed: u64,
 }
 
-/// One timed sequence reads this many bytes or does this much arithmetic, so that waking the pool does not count: about
-/// a millisecond either way.
-const SAMPLE_BYTES: u64 = 24 << 20;
-/// See `SAMPLE_BYTES`.
-const SAMPLE_FLOPS: u64 = 200_000_000;
-/// Launches in one timed sequence.
-const LAUNCHES: std::ops::RangeInclusive<u64> = 4..=512;
+/// How much one timed sequence does, so that its start does not count.
+struct Pace {
+    /// Bytes read, unless the arithmetic is reached first.
+    bytes: u64,
+    /// Arithmetic.
+    flops: u64,
+    /// Executions of the op, whatever they read.
+    launches: RangeInclusive<u64>,
+}
+
+impl Pace {
+    /// About a millisecond, on a large GPU a third of it; the host executor proves and does not measure.
+    fn on(device: &str) -> Pace {
+        match device {
+            "cpu" | "fake" => Pace { bytes: 24 << 20, flops: 200_000_000, launches: 4..=512 },
+            "host" => Pace { bytes: 1, flops: 1, launches: 1..=1 },
+            _ => Pace { bytes: 1 << 30, flops: 100_000_000_000, launches: 4..=512 },
+        }
+    }
+}
+
+/// The op called `name` among those that run on `device`.
+pub fn find(device: &str, name: &str) -> Option<&'static Op> {
+    match device {
+        "cpu" | "fake" => crate::ops::find(name),
+        _ => crate::gpu::find(name).map(|op| &op.op),
+    }
+}
+
 /// Copies of rotated arguments, at most.
 const COPIES: u64 = 1024;
 
@@ -62,7 +88,11 @@ struct Rotation {
 impl<'a> OpSubject<'a> {
     /// The subject that `spec` describes; an error names what is wrong with it.
     pub fn new(spec: Spec, machine: Machine<'a>) -> Result<Self, String> {
-        let op = crate::ops::find(&spec.op).ok_or_else(|| format!("no op is called {}", spec.op))?;
+        let device = &machine.backend.limits().backend;
+        if spec.device.split(':').next() != Some(device) {
+            return Err(format!("{} is to run on {}, and this machine is {device}", spec.op, spec.device));
+        }
+        let op = find(device, &spec.op).ok_or_else(|| format!("no op of {device} is called {}", spec.op))?;
         (op.check)(&spec.shape)?;
         let shape = spec.shape.clone();
         let space = (op.space)(&shape, &machine);
@@ -124,7 +154,7 @@ impl<'a> OpSubject<'a> {
                     let set = &sets[(s * per_sequence + l) % sets.len()];
                     launches.extend(self.call(&self.shape, &rotation.attrs, set).steps(config, &self.machine)?);
                 }
-                recorded.push(self.machine.backend.record(&launches).map_err(launch)?);
+                recorded.push(self.machine.backend.record_graph(&launches).map_err(gate::unfit)?);
             }
             self.sequences.insert(config.clone(), recorded);
         }
@@ -134,8 +164,9 @@ impl<'a> OpSubject<'a> {
     /// Launches of the op in one timed sequence.
     fn executions(&self) -> usize {
         let cost = self.cost();
-        let wanted = (SAMPLE_BYTES / cost.read_bytes.max(1)).min(SAMPLE_FLOPS / (cost.flops + cost.int8_ops).max(1));
-        wanted.clamp(*LAUNCHES.start(), *LAUNCHES.end()) as usize
+        let Pace { bytes, flops, launches } = Pace::on(&self.machine.backend.limits().backend);
+        let wanted = (bytes / cost.read_bytes.max(1)).min(flops / (cost.flops + cost.int8_ops).max(1));
+        wanted.clamp(*launches.start(), *launches.end()) as usize
     }
 }
 

@@ -29,7 +29,8 @@ fn corners(space: &Space) -> Vec<Config> {
 
 #[track_caller]
 fn check(machine: Machine<'_>, op: &str, shape: Shape) {
-    let spec = Spec { op: op.to_owned(), shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 7 };
+    let (device, op_name) = ("cpu".to_owned(), op.to_owned());
+    let spec = Spec { device, op: op_name, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 7 };
     let named = format!("{op} {} on {}", spec.shape, machine.isa);
     let mut subject = OpSubject::new(spec, machine).unwrap_or_else(|e| panic!("{named}: {e}"));
     for config in corners(&subject.space().clone()) {
@@ -115,7 +116,8 @@ fn the_floor_is_the_higher_of_reading_and_arithmetic() {
     let peak = Some(Peak { f32_gflop_s: 10.0, int8_gop_s: 40.0, threads: 1 });
     let floor_ns = |op: &str, shape: &str, rotate_bytes: u64, read_gb_s: Option<f64>, peak: Option<Peak>| {
         let shape = shape.parse().expect("a shape");
-        let spec = Spec { op: op.to_owned(), shape, rotate_bytes, read_gb_s, peak, seed: 1 };
+        let (device, op) = ("cpu".to_owned(), op.to_owned());
+        let spec = Spec { device, op, shape, rotate_bytes, read_gb_s, peak, seed: 1 };
         OpSubject::new(spec, machine).expect("a subject").floor(Point(0)).map(|d| d.as_nanos())
     };
     let int8 = "act=int8,batch=100,cols=320,rows=1000,type=q8_0";
@@ -129,4 +131,17 @@ fn the_floor_is_the_higher_of_reading_and_arithmetic() {
     // Two multiply-adds for each of 8 heads, 64 elements and 136 pairs of a query and a key that it sees.
     let attention = "batch=16,context=16,forms=f32,head_dim=64,heads=8,kv=f16,kv_heads=2";
     assert_eq!(floor_ns("attention", attention, 0, None, peak), Some((4 * 8 * 64 * 136 + 5) / 10));
+}
+
+#[test]
+fn a_subject_of_another_device_is_refused() {
+    let cpu = Cpu::new(CpuOptions { threads: Some(1) }).expect("a thread");
+    let machine = Machine { backend: &cpu, isa: Isa::Portable };
+    let of = |device: &str, op: &str| {
+        let (device, op, shape) = (device.to_owned(), op.to_owned(), shape("rows=3,cols=5,type=f32"));
+        let spec = Spec { device, op, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 1 };
+        OpSubject::new(spec, machine).err().expect("refused")
+    };
+    assert!(of("cuda", "rms_norm").contains("is to run on cuda, and this machine is cpu"));
+    assert!(of("cpu", "swiglu").contains("no op of cpu is called swiglu"));
 }

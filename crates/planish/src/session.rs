@@ -323,7 +323,6 @@ impl SessionArgs {
 
     /// Refuses flags that choose configurations where they are to be found.
     pub fn must_use_store(&self) -> Result<()> {
-        self.place.must_be_cpu()?;
         if self.source.mode(Device::Cpu)? == Mode::Stored {
             return Ok(());
         }

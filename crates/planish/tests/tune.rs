@@ -167,3 +167,48 @@ fn shapes_need_no_file() {
     let unknown = command(home.path(), &["tune", "--shapes", "gpt-9"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(2));
 }
+
+/// Whether this machine can run GPU kernels on its processor; says why not.
+fn host_executor() -> bool {
+    let compiler = Command::new(std::env::var("CXX").unwrap_or("c++".into())).arg("--version").output();
+    let here = compiler.is_ok_and(|o| o.status.success());
+    if !here {
+        eprintln!("tier: host executor, tuning: skipped: no C++ compiler");
+    }
+    here
+}
+
+#[test]
+fn gpu_kernels_are_tuned_through_a_worker_on_the_host_executor() {
+    if !host_executor() {
+        return;
+    }
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let args = [
+        "tune",
+        "--device",
+        "host",
+        "--kernel",
+        "rms_norm:rows=3,cols=97,type=f32",
+        "--kernel",
+        "matvec:type=q4_1,act=f32,rows=9,cols=96",
+        "--budget",
+        "30s",
+        "--json",
+    ];
+    let output = command(home.path(), &args).output().unwrap();
+    let first = report(&output);
+    let rows = first["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|r| r["op"].as_str().unwrap()).collect::<Vec<_>>(), ["rms_norm", "matvec"]);
+    let known = ["tuned", "default kept", "undecided"];
+    assert!(rows.iter().all(|r| known.contains(&r["state"].as_str().unwrap())), "{first}");
+    assert!(rows[0]["choice"]["THREADS"].is_number() && rows[0].get("error").is_none(), "{first}");
+    assert_eq!(first["measured"], 2, "{first} {}", text(&output.stderr));
+    assert_eq!(stored(home.path()).len(), 2);
+    let again = report(&command(home.path(), &args).output().unwrap());
+    assert_eq!(again["measured"], 0, "{again}");
+    let unknown = command(home.path(), &["tune", "--device", "host", "--kernel", "norm:rows=3"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("no op of host is called norm"), "{}", text(&unknown.stderr));
+}

@@ -1,6 +1,7 @@
 //! `planish tune`: finds the fastest right configuration of every kernel of a model on this machine, and shows the gain.
 
 mod bought;
+mod kernels;
 mod watch;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use planish_tune::{Policy, WallClock};
 
 use self::bought::{Bought, EndToEnd};
 use self::watch::Progress;
+use crate::device::Device;
 use crate::home::Home;
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
@@ -57,6 +59,10 @@ pub struct TuneArgs {
     /// Tune for the shapes of a well-known model instead, which needs no file
     #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = shape_names())]
     shapes: Option<String>,
+    /// Tune one kernel alone, on any --device, as in `matvec:type=q4_1,act=f32,rows=576,cols=576`; may be repeated
+    #[arg(long = "kernel", value_name = "OP:SHAPE", value_parser = kernels::parse)]
+    #[arg(conflicts_with_all = ["model", "shapes", "list"])]
+    kernels: Vec<kernels::Named>,
     /// Seconds that it may take, the end-to-end check included
     #[arg(long, value_name = "SECONDS", default_value = "60s", value_parser = super::seconds)]
     budget: f64,
@@ -123,6 +129,10 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
     args.session.must_use_store()?;
     let budget = Duration::from_secs_f64(args.budget);
     let request = Request { budget, force: args.force, talk: Talk::Lines, ui };
+    if !args.kernels.is_empty() {
+        return kernels::run(&args.kernels, &args.session, &request);
+    }
+    args.session.place().must_be_cpu()?;
     let bought = match &args.shapes {
         Some(name) => {
             let shape = shapes::preset(name)?;
@@ -216,16 +226,11 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     let ceilings = Ceilings { read_gb_s: read.best, peak };
     progress.roof(&ceilings);
     let works = ground.works(ceilings);
-    let program = std::env::current_exe().context("cannot find this program's file")?;
-    let (threads, isa) = (ground.cpu.threads(), ground.isa);
-    let worker = || {
-        let mut command = Command::new(&program);
-        command.args(["worker", "--threads", &threads.to_string(), "--isa", isa.name()]);
-        command
-    };
+    let worker = worker(&["--threads", &ground.cpu.threads().to_string(), "--isa", ground.isa.name()])?;
     let clock = WallClock::start();
     let setting = Setting {
         machine,
+        device: Device::Cpu.to_string(),
         identities: ground.identities,
         worker: &worker,
         quarantine: quarantine(),
@@ -242,6 +247,17 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     let mut bought = Bought::new(done, machine, ground.identities, store);
     bought.seconds = start.elapsed().as_secs_f64();
     Ok(bought)
+}
+
+/// Makes commands of workers with `flags`.
+fn worker(flags: &[&str]) -> Result<impl Fn() -> Command + use<>> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+    Ok(move || {
+        let mut command = Command::new(&program);
+        command.arg("worker").args(&flags);
+        command
+    })
 }
 
 /// Where candidates that hurt are kept, if anything can be written there; the store says it when not.
