@@ -107,6 +107,48 @@ INLINE void prefetch(const void* p, uint bytes) {
 #endif
 }
 
+// Copies of a SIMD group into threadgroup memory that go on while it does other work: one copy_t for each that may be
+// under way. From sm_90 on the copy engine makes them; before, they are over at once.
+typedef unsigned long long copy_t;
+INLINE uint shared_place(const void* p) {
+    uint a; asm("{ .reg .u64 s; cvta.to.shared.u64 s, %1; cvt.u32.u64 %0, s; }" : "=r"(a) : "l"(p)); return a;
+}
+INLINE void simd_copies(copy_t* c, uint n, uint lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane < n) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_place(c + lane)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncwarp();
+}
+// Starts a copy of `rows` rows of `quads` each: row min(row + r, last) of those at `from`, `stride` apart, to row r of `to`.
+INLINE void simd_copy(uint4* to, const uint4* from, uint row, uint last, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
+    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_place(c)), "r"(16 * quads * rows) : "memory");
+    __syncwarp();
+    if (lane < rows)
+        asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1;\n"
+                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [g], %2, [%3]; }"
+                     :: "r"(shared_place(to + lane * quads)), "l"(from + (size_t)min(row + lane, last) * stride), "r"(16 * quads), "r"(shared_place(c)) : "memory");
+#else
+    for (uint r = 0; r < rows; ++r)
+        for (uint i = lane; i < quads; i += 32) to[r * quads + i] = from[(size_t)min(row + r, last) * stride + i];
+#endif
+}
+// Waits for the copy that was started as number `turn` with `c`, counted from 0; its low bit is enough.
+INLINE void simd_copy_wait(copy_t* c, uint turn) {
+#if __CUDA_ARCH__ >= 900
+    uint done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(shared_place(c)), "r"(turn & 1u) : "memory");
+#else
+    __syncwarp();
+#endif
+}
+
 // Reductions and shuffles over the 32 lanes; the order of a float sum is the butterfly's.
 #define ALL_LANES 0xffffffffu
 template <class T> INLINE T simd_shuffle(T v, uint l) { return __shfl_sync(ALL_LANES, v, l); }

@@ -280,3 +280,15 @@ template <class P> static inline void mm_store(const mm_acc& c, P p, uint s, EXE
     exec::simd_sync("mm_store", line);
     for (uint i = 0; i < 8; ++i) { const uint e = LANE * 8 + i; p[e / 16 * s + e % 16] = c.v[i]; }
 }
+
+// Copies of a SIMD group into threadgroup memory that go on while it does other work: one copy_t for each that may be
+// under way, made ready by simd_copies. A copy takes `rows` rows of `quads` each: row min(row + r, last) of those at
+// `from`, `stride` apart, to row r of `to`. What is waited for is the copy started as number `turn` with `c`.
+typedef uint copy_t;
+template <class C> static inline void simd_copies(C, uint, uint) {}
+template <class P, class Q, class C> static inline void simd_copy(P to, Q from, uint row, uint last, uint stride, uint quads, uint rows, C, uint lane, EXEC_LINE) {
+    exec::simd_barrier(line);
+    for (uint r = 0; r < rows; ++r)
+        for (uint i = lane; i < quads; i += 32) to[r * quads + i] = uint4(from[(size_t)min(row + r, last) * stride + i]);
+}
+template <class C> static inline void simd_copy_wait(C, uint, EXEC_LINE) { exec::simd_barrier(line); }

@@ -110,6 +110,17 @@ inline void grid_barrier(device atomic<uint>* counter, uint group, uint groups, 
 // Metal has no way to bring memory closer ahead of its use.
 template <class P> inline void prefetch(P p, uint bytes) {}
 
+// Copies of a SIMD group into threadgroup memory: over at once here.
+typedef uint copy_t;
+inline void simd_copies(threadgroup copy_t* c, uint n, uint lane) {}
+inline void simd_copy(threadgroup uint4* to, DEVICE const uint4* from, uint row, uint last, uint stride, uint quads, uint rows,
+                      threadgroup copy_t* c, uint lane) {
+    SIMD_BARRIER();
+    for (uint r = 0; r < rows; ++r)
+        for (uint i = lane; i < quads; i += 32) to[r * quads + i] = from[ulong(min(row + r, last)) * stride + i];
+}
+inline void simd_copy_wait(threadgroup copy_t* c, uint turn) { SIMD_BARRIER(); }
+
 // simd_max, simd_min, simd_shuffle, simd_shuffle_up, simd_shuffle_xor and simd_sum over the 32 lanes are Metal's own.
 
 // 16x16 tiles as 2x2 tiles of 8x8. A tile is half or bfloat by what it was loaded from; the other form is never touched,

@@ -26,7 +26,7 @@
 namespace exec {
 static constexpr size_t STACK = 96 << 10, PAGE = 4096;
 static constexpr size_t SHARED_LIMIT = 32 << 10;       // Metal's; a kernel for CUDA alone may use more, as dynamic memory
-static constexpr uint32_t LANES = 32, MOST_THREADS = 1024, MOST_SLOTS = 64;
+static constexpr uint32_t LANES = 32, MOST_THREADS = 1024, MOST_SLOTS = 256;
 enum class State : uint8_t { Runnable, AtSimd, AtGroup, AtGrid, Done };
 
 struct Group;
@@ -298,14 +298,17 @@ static bool ordered(uint32_t epoch, uint32_t simd_epoch, uint32_t thread) {
 void check_read(Cell* c, const char* name, size_t i) {
     if (!c->w_epoch) fail("read of uninitialised threadgroup memory %s[%zu]", name, i);
     if (!ordered(c->w_epoch, c->w_simd, c->w_thread)) fail("data race: %s[%zu] read here, written by thread %u with no barrier between", name, i, c->w_thread);
-    const uint32_t epoch = current->group->epoch;
-    c->r_many = c->r_epoch == epoch && (c->r_many || c->r_thread != ids.thread);
-    c->r_epoch = epoch; c->r_simd = my_simd().epoch; c->r_thread = ids.thread;
+    // Readers since the last barrier of the group: wide, of several SIMD groups; many, of this one since its last barrier.
+    const uint32_t epoch = current->group->epoch, simd = my_simd().epoch; const bool same = c->r_epoch == epoch;
+    c->r_wide = same && (c->r_wide || c->r_thread / LANES != ids.thread / LANES);
+    c->r_many = same && (c->r_wide || (c->r_simd == simd && (c->r_many || c->r_thread != ids.thread)));
+    c->r_epoch = epoch; c->r_simd = simd; c->r_thread = ids.thread;
 }
 void check_write(Cell* c, const char* name, size_t i) {
     if (c->w_epoch && !ordered(c->w_epoch, c->w_simd, c->w_thread)) fail("data race: %s[%zu] written here and by thread %u with no barrier between", name, i, c->w_thread);
     if (c->r_epoch && !ordered(c->r_epoch, c->r_simd, c->r_thread)) fail("data race: %s[%zu] written here, read by thread %u with no barrier between", name, i, c->r_thread);
-    if (c->r_epoch == current->group->epoch && c->r_many && c->r_thread == ids.thread && c->r_simd == my_simd().epoch) fail("data race: %s[%zu] written here, read by another thread with no barrier between", name, i);
+    const bool fresh = c->r_epoch == current->group->epoch && c->r_many && (c->r_wide || c->r_simd == my_simd().epoch);
+    if (fresh) fail("data race: %s[%zu] written here, read by another thread with no barrier between", name, i);
     c->w_epoch = current->group->epoch; c->w_simd = my_simd().epoch; c->w_thread = ids.thread;
 }
 

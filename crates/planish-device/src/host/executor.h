@@ -24,7 +24,7 @@ void simd_barrier(int line);
 void grid_barrier(int line);
 
 // Threadgroup memory: one slot per declaration, one block per slot and group, poisoned with NaN when a group starts.
-struct Cell { uint32_t w_epoch, r_epoch, w_simd, r_simd; uint16_t w_thread, r_thread; bool r_many; };
+struct Cell { uint32_t w_epoch, r_epoch, w_simd, r_simd; uint16_t w_thread, r_thread; bool r_many, r_wide; };
 struct Block { unsigned char* bytes; Cell* cells; };
 uint32_t new_slot();
 Block shared_block(uint32_t slot, size_t elements, size_t element_bytes, const char* name);

@@ -107,8 +107,7 @@ impl Job<'_, '_> {
             part.pack(&gguf.bytes()[rows.clone()], |i| i * turns + turn, &mut bytes);
             gguf.release(rows);
         }
-        let offset = self.matrix.offset;
-        let runs = whole.runs(self.first, &part).into_iter().map(|(run, to)| (run.start, run.len(), offset + to));
-        Ok(Piece { bytes, runs: runs.filter(|(_, len, _)| *len > 0).collect() })
+        let row = whole.row_bytes();
+        Ok(Piece { bytes, runs: vec![(0, self.rows * row, self.matrix.offset + self.first * row)] })
     }
 }

@@ -1,8 +1,8 @@
-//! Quantised matrices in planes, as `include/planes.k` reads them: all codes, their high bits, scales of tiles and of blocks.
+//! Quantised matrices in planes, as `include/planes.k` reads them: in segments of 32 tiles of a row all codes, their high
+//! bits, the scales of tiles and of blocks.
 //!
-//! The values are those of the file, bit for bit; a weight takes the file's bytes, at most four percent more.
-
-use std::ops::Range;
+//! The values are those of the file, bit for bit; a weight takes the file's bytes, at most four percent more, and a row of
+//! the file up to 32 bytes more.
 
 use crate::quant::{Min, SubScale, Tile, WeightType, codec, read_tile};
 
@@ -11,7 +11,9 @@ pub const PLANES: (&str, &str) = ("planes.k", include_str!("include/planes.k"));
 
 /// Columns of a tile.
 pub const TILE: usize = 32;
-/// What planes start on, in bytes.
+/// Tiles of a segment: what a SIMD group takes at a time, a lane a tile.
+pub const SEGMENT: usize = 32;
+/// What rows and segments start on, in bytes.
 pub const ALIGN: usize = 16;
 
 /// A matrix and where its parts lie.
@@ -61,90 +63,79 @@ impl Planes {
 
     /// Bytes of the matrix, a multiple of `ALIGN`.
     pub fn bytes(&self) -> usize {
-        self.parts()[3].end
+        (self.rows * self.row_bytes()).next_multiple_of(ALIGN)
     }
 
-    /// Where the four planes lie; the first alone, for floats.
-    fn parts(&self) -> [Range<usize>; 4] {
+    /// Bytes of one row, a multiple of `ALIGN` for quantised types: row i of the matrix begins at i times as many.
+    pub fn row_bytes(&self) -> usize {
         if self.ty.is_float() {
-            let end = (self.rows * self.file_row()).next_multiple_of(ALIGN);
-            return [0..end, end..end, end..end, end..end];
+            return self.file_row();
         }
-        let tiles = self.rows * (self.cols / TILE);
-        let [codes, high, scales, blocks] = sizes(self.ty);
-        let mut end = 0;
-        [tiles * codes, tiles * high, tiles * scales, tiles / 8 * blocks].map(|bytes| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(ALIGN);
-            start..end
-        })
+        let tiles = self.cols / TILE;
+        tiles / SEGMENT * segment_bytes(self.ty, SEGMENT) + segment_bytes(self.ty, tiles % SEGMENT)
     }
 
-    /// Where the planes of `part`, which is this matrix's rows from `first` on packed by themselves, go: ranges of the
-    /// part's bytes, and where each begins in the bytes of this matrix.
-    ///
-    /// Panics when `part` has other rows than this matrix.
-    pub fn runs(&self, first: usize, part: &Planes) -> [(Range<usize>, usize); 4] {
-        let inside = first + part.rows <= self.rows && (part.ty, part.cols) == (self.ty, self.cols);
-        assert!(inside, "rows {first} on of {self:?} are not {part:?}");
-        let (mine, theirs) = (self.parts(), part.parts());
-        let per_row = self.row_parts();
-        std::array::from_fn(|p| {
-            let start = theirs[p].start;
-            (start..start + part.rows * per_row[p], mine[p].start + first * per_row[p])
-        })
-    }
-
-    /// Bytes of one row in each plane.
-    fn row_parts(&self) -> [usize; 4] {
-        if self.ty.is_float() {
-            return [self.file_row(), 0, 0, 0];
-        }
-        let ([codes, high, scales, blocks], tiles) = (sizes(self.ty), self.cols / TILE);
-        [tiles * codes, tiles * high, tiles * scales, tiles / 8 * blocks]
-    }
-
-    /// The bytes of `rows` rows of the file, of which row i becomes row `place(i)`, into `out`, the whole matrix.
+    /// The bytes of some rows of the file, of which row i becomes row `place(i)`, into `out`, the whole matrix.
     ///
     /// Panics when sizes disagree.
     pub fn pack(&self, file: &[u8], place: impl Fn(usize) -> usize, out: &mut [u8]) {
         let width = self.file_row();
         assert!(out.len() == self.bytes() && file.len().is_multiple_of(width), "{} bytes, {self:?}", out.len());
         for (i, row) in file.chunks_exact(width).enumerate() {
-            self.pack_row(place(i), row, out);
+            let to = place(i);
+            assert!(to < self.rows, "row {to} of {}", self.rows);
+            self.pack_row(row, &mut out[to * self.row_bytes()..][..self.row_bytes()]);
         }
     }
 
-    fn pack_row(&self, row: usize, file: &[u8], out: &mut [u8]) {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
+    fn pack_row(&self, file: &[u8], out: &mut [u8]) {
         if self.ty.is_float() {
-            out[row * file.len()..(row + 1) * file.len()].copy_from_slice(file);
+            out.copy_from_slice(file);
             return;
         }
         let (codec, record, tiles) = (codec(self.ty), self.ty.record(), self.cols / TILE);
-        let parts = self.parts();
-        let [codes, high, scales, blocks] = sizes(self.ty);
-        for t in 0..tiles {
-            let block = &file[t / codec.tiles * record.block_bytes..][..record.block_bytes];
-            let tile = read_tile(self.ty, block, t % codec.tiles);
-            let at = row * tiles + t;
-            let (low_bits, high_bits) = split(self.ty, &tile.codes);
-            if self.ty == WeightType::Q8_0 {
-                let start = row * tiles * 32;
-                put(out, start + 16 * t, &low_bits[..16]);
-                put(out, start + 16 * (tiles + t), &low_bits[16..]);
-            } else {
-                put(out, parts[0].start + at * codes, &low_bits[..codes]);
+        for first in (0..tiles).step_by(SEGMENT) {
+            let n = SEGMENT.min(tiles - first);
+            let start = first / SEGMENT * segment_bytes(self.ty, SEGMENT);
+            let segment = &mut out[start..start + segment_bytes(self.ty, n)];
+            segment.fill(0);
+            for t in 0..n {
+                let at = first + t;
+                let block = &file[at / codec.tiles * record.block_bytes..][..record.block_bytes];
+                put_tile(self.ty, &read_tile(self.ty, block, at % codec.tiles), (t, n), segment);
             }
-            put(out, parts[1].start + at * high, &high_bits[..high]);
-            let (scale, per_block) = (scale_bytes(self.ty, &tile), block_bytes(self.ty, &tile));
-            match codec.sub_scale {
-                SubScale::Bytes => six_bits(&tile, at % 8, &mut out[parts[2].start + at / 8 * 16..][..16]),
-                _ => put(out, parts[2].start + at * scales, &scale[..scales]),
-            }
-            put(out, parts[3].start + at / 8 * blocks, &per_block[..blocks]);
         }
     }
+}
+
+/// Bytes of the largest segment of a row of `cols` columns; 0 for floats, which have none.
+pub fn most_segment_bytes(ty: WeightType, cols: usize) -> usize {
+    if ty.is_float() { 0 } else { segment_bytes(ty, SEGMENT.min(cols / TILE)) }
+}
+
+/// Bytes of a segment of `n` tiles.
+fn segment_bytes(ty: WeightType, n: usize) -> usize {
+    let [codes, high, scales, blocks] = sizes(ty);
+    (n * (codes + high + scales) + n / 8 * blocks).next_multiple_of(ALIGN)
+}
+
+/// Puts tile `t` of `n` into its segment.
+fn put_tile(ty: WeightType, tile: &Tile, (t, n): (usize, usize), out: &mut [u8]) {
+    let [codes, high, scales, blocks] = sizes(ty);
+    let (low_bits, high_bits) = split(ty, &tile.codes);
+    if ty == WeightType::Q8_0 {
+        put(out, 16 * t, &low_bits[..16]);
+        put(out, 16 * (n + t), &low_bits[16..]);
+    } else {
+        put(out, t * codes, &low_bits[..codes]);
+    }
+    put(out, n * codes + t * high, &high_bits[..high]);
+    let at = n * (codes + high);
+    match codec(ty).sub_scale {
+        SubScale::Bytes => six_bits(tile, t % 8, &mut out[at + t / 8 * 16..][..16]),
+        _ => put(out, at + t * scales, &scale_bytes(ty, tile)[..scales]),
+    }
+    put(out, at + n * scales + t / 8 * blocks, &block_bytes(ty, tile)[..blocks]);
 }
 
 fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
@@ -246,6 +237,6 @@ mod tests {
         assert!(Planes::new(WeightType::Q4_K, 2, 128).unwrap_err().contains("whole 256"));
         assert!(Planes::new(WeightType::F16, 2, 6).unwrap_err().contains("whole 4"));
         assert!(Planes::new(WeightType::F32, 1 << 20, 1 << 20).unwrap_err().contains("2^32"));
-        assert_eq!(Planes::new(WeightType::Q4_1, 3, 64).map(|p| p.bytes()), Ok(96 + 32));
+        assert_eq!(Planes::new(WeightType::Q4_1, 3, 64).map(|p| p.bytes()), Ok(3 * 48));
     }
 }

@@ -4,7 +4,8 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt};
-use super::{Forms, OP, limits, phases, shared_heads, stage};
+use super::{Forms, OP, limits, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, knob};
 use crate::op::Machine;
 
@@ -33,6 +34,8 @@ struct Step<'a> {
     groups: usize,
     threads: usize,
     splits: usize,
+    /// Bytes of the copies under way in a group.
+    ring: usize,
 }
 
 fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'static str, i64)>, Rejection> {
@@ -41,6 +44,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let (tiles, quads) = stage(model, forms);
     let flag = |b: bool| i64::from(b);
     let lanes = (model.head_dim / 8).next_power_of_two();
+    let slot = slot_bytes(model, at, config)? / ALIGN;
     Ok(vec![
         ("THREADS", get("THREADS")?),
         ("SPLITS", get("SPLITS")?),
@@ -49,7 +53,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("ROWS_UP", get("ROWS_UP")?),
         ("ROWS_DOWN", get("ROWS_DOWN")?),
         ("ROWS_HEAD", get("ROWS_HEAD")?),
-        ("PREFETCH", get("PREFETCH")?),
+        ("SLOT_QUADS", slot as i64),
         ("HIDDEN", model.hidden as i64),
         ("HEADS", model.heads as i64),
         ("KV_HEADS", model.kv_heads as i64),
@@ -75,6 +79,9 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("TYPE_EMBED", at.embedding.ty as i64),
         ("TILES", tiles as i64),
         ("QUADS", quads as i64),
+        ("SLOTS", get("SLOTS")?),
+        ("WORDS", (8 + 24 * model.layers) as i64),
+        ("NORM_QUADS", (model.hidden / 4).div_ceil(knob(config, "THREADS")?) as i64),
         ("HEADS_SHARED", shared_heads(model) as i64),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),
@@ -82,35 +89,36 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
 }
 
 impl Step<'_> {
-    fn params(&self, first: usize, count: usize, ends: u32) -> Vec<u32> {
+    fn params(&self, first: usize, count: usize, ends: u32, only: bool) -> Vec<u32> {
         let m = self.model;
         let floats = [m.eps, m.scale, m.softcap, m.logit_softcap, m.embedding_scale].map(f32::to_bits);
-        [&[first as u32, count as u32, ends, self.groups as u32], &floats[..]].concat()
+        let counts = [first as u32, count as u32, ends, u32::from(only), self.groups as u32, self.splits as u32];
+        [&counts[..], &floats[..]].concat()
     }
 
     fn kernel(&self, entry: &str, groups: usize, params: Vec<u32>) -> Result<Launch, Rejection> {
         let m = self.memory;
         let args = [&m.arena, &m.table, &m.step, &m.ropes, &m.keys, &m.values, &m.work, &m.logits, &m.sync];
         let (constants, threads) = (self.constants.clone(), self.threads);
-        KernelLaunch { text: &OP.text, entry, constants, params, groups, threads, shared_bytes: 0 }
+        KernelLaunch { text: &OP.text, entry, constants, params, groups, threads, shared_bytes: self.ring }
             .on(self.machine, args.map(Clone::clone).to_vec())
     }
 
     fn phases(&self) -> Result<Vec<Launch>, Rejection> {
-        let mut launches = vec![self.kernel("decode_embed", 1, self.params(0, 0, 0))?];
+        let mut launches = vec![self.kernel("decode_embed", 1, self.params(0, 0, 0, true))?];
         for layer in 0..self.model.layers {
             for entry in phases::LAYER {
-                launches.push(self.kernel(entry, self.groups, self.params(layer, 1, 0))?);
+                launches.push(self.kernel(entry, self.groups, self.params(layer, 1, 0, true))?);
             }
         }
-        launches.push(self.kernel("decode_head", self.groups, self.params(0, 0, 0))?);
+        launches.push(self.kernel("decode_head", self.groups, self.params(0, 0, 0, true))?);
         Ok(launches)
     }
 
     fn layers(&self) -> Result<Vec<Launch>, Rejection> {
         let last = self.model.layers - 1;
         let ends = |layer: usize| u32::from(layer == 0) + 2 * u32::from(layer == last);
-        let layer = |l: usize| self.kernel("decode_fused", self.groups, self.params(l, 1, ends(l)));
+        let layer = |l: usize| self.kernel("decode_fused", self.groups, self.params(l, 1, ends(l), false));
         (0..self.model.layers).map(layer).collect()
     }
 
@@ -118,7 +126,7 @@ impl Step<'_> {
     fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
         let m = self.memory;
         let end = |entry, args| {
-            let (constants, params) = (self.constants.clone(), self.params(0, 0, 0));
+            let (constants, params) = (self.constants.clone(), self.params(0, 0, 0, true));
             KernelLaunch { text: &OP.text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }
                 .on(self.machine, args)
         };
@@ -161,9 +169,10 @@ pub fn step(
         groups: groups?,
         threads: threads?,
         splits: splits?,
+        ring: ring_bytes(model, at, config)?,
     };
     let mut launches = match config.name("PATH") {
-        Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3))?],
+        Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3, false))?],
         Some("layer") => step.layers()?,
         _ => step.phases()?,
     };

@@ -8,12 +8,12 @@ mod reference;
 
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
-use crate::gpu::planes::{PLANES, TILE};
+use crate::gpu::planes::{self, ALIGN, PLANES, TILE};
 use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Machine, Op, OpCall};
 pub use launch::{Draw, step};
-use model::{GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
+use model::{At, GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
 
 /// Arguments: arena, table, step, rope angles, keys, values, work, logits, a word for the barrier, as `model::Memory` says.
 ///
@@ -23,7 +23,7 @@ pub static OP: GpuOp = GpuOp {
         name: "decode",
         about: "embedding, decoder layers and head for one token, one launch a phase, a layer or a token; bound by memory",
         check: problem::check,
-        space: |s, machine| space(&problem::model(s), machine),
+        space: |s, machine| space((&problem::model(s), &problem::places(s)), machine),
         cost: problem::cost,
         cases: |s| vec![s.clone()],
         problem: problem::problem,
@@ -81,23 +81,44 @@ impl Forms {
     }
 }
 
-/// Threadgroup bytes of a kernel of `threads` threads.
+/// Threadgroup bytes of a kernel of `threads` threads, but for the copies under way.
 fn group_bytes(model: &Model, forms: Forms, threads: usize) -> usize {
     let (tiles, quads) = stage(model, forms);
     let simds = threads / 32;
     let heads = shared_heads(model) * model.head_dim + 2 * model.head_dim + simds * (model.head_dim + 2);
-    44 * tiles + 16 * quads + 4 * heads + 12 * 32
+    44 * tiles + 16 * quads + 4 * heads + 12 * 32 + 4 * (8 + 24 * model.layers) + 32 * simds
 }
 
-/// What may be tried for `model` on `machine`.
-pub fn space(model: &Model, machine: &Machine<'_>) -> Space {
+/// Bytes of the copies under way in a group.
+pub(crate) fn ring_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
+    Ok(slot_bytes(model, at, config)? * knob(config, "SLOTS")? * (knob(config, "THREADS")? / 32))
+}
+
+/// Bytes of the largest copy of weights: of the rows that a phase takes at a time, a segment of the widest type.
+pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
+    let mut most = ALIGN;
+    let mut take = |m: At, cols: usize, rows: usize| most = most.max(rows * planes::most_segment_bytes(m.ty, cols));
+    let [rows, up, down, head] = ["ROWS", "ROWS_UP", "ROWS_DOWN", "ROWS_HEAD"].map(|name| knob(config, name));
+    let (rows, up, down) = (rows?, up?, down?);
+    for l in &at.layers {
+        l.qkv.into_iter().for_each(|m| take(m, model.hidden, rows));
+        take(l.out, model.wide(), rows);
+        take(l.gate_up, model.hidden, up);
+        take(l.down, model.ffn, down);
+    }
+    take(at.head, model.hidden, head?);
+    Ok(most)
+}
+
+/// What may be tried for a model on `machine`.
+pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (tier, limits) = (Tier::on(machine), machine.backend.limits());
     let host = limits.backend == "host";
     let resident = if host { HOST_RESIDENT } else { usize::MAX };
     let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
     let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
-    let both = Forms { int8: model.int8, float: !model.int8 };
-    let m = *model;
+    let (forms, m, at) = (Forms::of(model, at), *model, at.clone());
+    let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
     let named =
         |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
     Space {
@@ -118,7 +139,7 @@ pub fn space(model: &Model, machine: &Machine<'_>) -> Space {
             ints("ROWS_UP", "rows of gate and up at a time", &[2, 4, 8]),
             ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
-            ints("PREFETCH", "1 brings the first rows of a later phase closer before a barrier", &[0, 1]),
+            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
         ],
         constraints: vec![
             named(
@@ -130,8 +151,12 @@ pub fn space(model: &Model, machine: &Machine<'_>) -> Space {
             ),
             named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
             named(
-                format!("threadgroup bytes <= {bytes}"),
-                Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| group_bytes(&m, both, n) <= bytes)),
+                format!("threadgroup bytes <= {bytes}, with copies <= {whole}"),
+                Box::new(move |c| {
+                    let group = knob(c, "THREADS").map(|n| group_bytes(&m, forms, n));
+                    let ring = ring_bytes(&m, &at, c);
+                    matches!((group, ring), (Ok(g), Ok(r)) if g <= bytes && g + r <= whole)
+                }),
             ),
         ],
         default: Config::new()
@@ -143,7 +168,7 @@ pub fn space(model: &Model, machine: &Machine<'_>) -> Space {
             .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
             .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
             .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
-            .with("PREFETCH", 1),
+            .with("SLOTS", tier.pick([2, 2, 2, 3])),
     }
 }
 

@@ -12,7 +12,10 @@ macro_rules! arguments {
 /// Threadgroup memory of every kernel of a phase.
 macro_rules! shared {
     () => {
-        "    SHARED(uint4, x, 2 * SHAPE_TILES);
+        "    SHARED_DYNAMIC(uint4, ring);
+    SHARED(copy_t, copies, SHAPE_SIMDS * SHAPE_SLOTS);
+    SHARED(uint, words, SHAPE_WORDS);
+    SHARED(uint4, x, 2 * SHAPE_TILES);
     SHARED(float, xs, 3 * SHAPE_TILES);
     SHARED(float4, xf, SHAPE_QUADS);
     SHARED(float, scratch, MAX_SIMD);
@@ -27,24 +30,36 @@ macro_rules! shared {
     at.simd = SIMD;
     at.group = TG_X;
     at.groups = TG_COUNT;
+    load_words(words, table, p.first, p.count, at);
 "
     };
 }
 
+macro_rules! ahead {
+    ($phase:literal) => {
+        concat!(
+            "Ahead ahead = ahead_start(",
+            $phase,
+            ", p.first, p.first + p.count, p.ends >> 1 & 1u, p.only, words, arena, ring, copies, at);\n    "
+        )
+    };
+}
 macro_rules! embed {
     () => {
-        "phase_embed(arena, table, step, work, p.embedding_scale, at);"
+        "phase_embed(arena, words, step, work, p.embedding_scale, at);"
     };
 }
 macro_rules! qkv {
     ($layer:literal) => {
-        concat!("phase_qkv(arena, table, work, ", $layer, ", p.eps, x, xs, xf, scratch, at);")
+        concat!("phase_qkv(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! attend {
-    ($layer:literal) => {
+    ($layer:literal, $newest:literal) => {
         concat!(
-            "phase_attend(arena, table, step, ropes, keys, values, work, ",
+            "phase_attend(arena, words, ",
+            $newest,
+            ", ropes, keys, values, work, ",
             $layer,
             ", p, qs, fresh, merge, merge_sums, at);"
         )
@@ -52,46 +67,27 @@ macro_rules! attend {
 }
 macro_rules! out {
     ($layer:literal) => {
-        concat!("phase_out(arena, table, work, ", $layer, ", x, xs, xf, at);")
+        concat!("phase_out(work, ", $layer, ", p.splits, ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
     ($layer:literal) => {
-        concat!("phase_up(arena, table, work, ", $layer, ", p.eps, x, xs, xf, scratch, at);")
+        concat!("phase_up(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! down {
     ($layer:literal) => {
-        concat!("phase_down(arena, table, work, ", $layer, ", x, xs, xf, at);")
+        concat!("phase_down(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
     () => {
-        "phase_head(arena, table, work, logits, p.eps, p.logit_softcap, x, xs, xf, scratch, bests, at);"
+        "phase_head(work, logits, p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
     };
 }
 macro_rules! kernel {
     ($name:literal, $body:expr) => {
         concat!("KERNEL(", $name, ", ", arguments!(), ")\n{\n", shared!(), "    ", $body, "\n}\n\n")
-    };
-}
-macro_rules! next_rows {
-    ($word:literal, $types:literal, $rows:literal, $cols:literal, $turn:literal) => {
-        concat!(
-            "prefetch_rows(arena, table[",
-            $word,
-            " + 1u], ",
-            $types,
-            ", matrix_of(table, ",
-            $word,
-            ", ",
-            $rows,
-            ", ",
-            $cols,
-            "), ",
-            $turn,
-            ", at);"
-        )
     };
 }
 
@@ -101,42 +97,35 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", qkv!("p.first")),
-    kernel!("decode_attend", attend!("p.first")),
-    kernel!("decode_out", out!("p.first")),
-    kernel!("decode_up", up!("p.first")),
-    kernel!("decode_down", down!("p.first")),
-    kernel!("decode_head", head!()),
+    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first"))),
+    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]")),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first"))),
+    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first"))),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!())),
     // Metal has grids only where its backend vouches for them.
     "#ifdef KERNEL_GRID\nKERNEL_GRID(decode_fused, ",
     arguments!(),
     ")\n{\n",
     shared!(),
-    "    if ((p.ends & 1u) != 0u) {\n        ",
+    "    ",
+    ahead!("PHASE_QKV"),
+    "const uint newest = step[STEP_POSITION];\n    if ((p.ends & 1u) != 0u) {\n        ",
     embed!(),
-    "\n        ",
-    next_rows!("layer_at(0u) + LAYER_QKV", "TYPES_QKV", "HEADS * HEAD_DIM", "HIDDEN", "ROWS_QKV"),
-    "\n        GRID_BARRIER(sync);\n    }\n    for (uint layer = p.first; layer < p.first + p.count; ++layer) {\n        ",
+    "\n        GRID_BARRIER(sync);\n    }\n",
+    "    for (uint layer = p.first; layer < p.first + p.count; ++layer) {\n",
+    "        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);\n        ",
     qkv!("layer"),
-    "\n        ",
-    next_rows!("layer_at(layer) + LAYER_OUT", "TYPES_OUT", "HIDDEN", "HEADS * HEAD_DIM", "ROWS_OUT"),
     "\n        GRID_BARRIER(sync);\n        ",
-    attend!("layer"),
-    "\n        ",
-    next_rows!("layer_at(layer) + LAYER_UP", "TYPES_UP", "2u * FFN", "HIDDEN", "ROWS_UP"),
+    attend!("layer", "newest"),
     "\n        GRID_BARRIER(sync);\n        ",
     out!("layer"),
     "\n        GRID_BARRIER(sync);\n        ",
     up!("layer"),
-    "\n        ",
-    next_rows!("layer_at(layer) + LAYER_DOWN", "TYPES_DOWN", "HIDDEN", "FFN", "ROWS_DOWN"),
     "\n        GRID_BARRIER(sync);\n        ",
     down!("layer"),
-    "\n        if (layer + 1u < p.first + p.count) {\n            ",
-    next_rows!("layer_at(layer + 1u) + LAYER_QKV", "TYPES_QKV", "HEADS * HEAD_DIM", "HIDDEN", "ROWS_QKV"),
-    "\n            GRID_BARRIER(sync);\n        } else if ((p.ends & 2u) != 0u) {\n            ",
-    next_rows!("MODEL_HEAD", "TYPES_HEAD", "VOCAB", "HIDDEN", "ROWS_HEAD"),
-    "\n            GRID_BARRIER(sync);\n        }\n    }\n    if ((p.ends & 2u) != 0u) {\n        ",
+    "\n        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) GRID_BARRIER(sync);\n    }\n",
+    "    if ((p.ends & 2u) != 0u) {\n        ",
     head!(),
     "\n    }\n}\n#endif\n",
 );

@@ -403,7 +403,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
 }
 
 /// Where the tensors of a problem of this shape lie: the same for every seed.
-fn places(s: &Shape) -> ModelAt {
+pub fn places(s: &Shape) -> ModelAt {
     let m = model(s);
     let mut end = 0;
     let mut take = |bytes: usize| {
