@@ -107,7 +107,7 @@ fn main() -> Result<(), Fault> {
     let alloc = |bytes: usize| Ok::<_, Fault>(cuda.alloc(bytes, Init::Zero)?.all());
     let arena = alloc(bytes + 256)?;
     fill(&cuda, &arena, 1)?;
-    let table = at.table().map_err(|r| r.to_string())?;
+    let table = at.table(&m).map_err(|r| r.to_string())?;
     let of_words = |words: &[u32]| -> Result<Slice, Fault> {
         let slice = alloc(4 * words.len())?;
         cuda.write(&slice, &words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;

@@ -225,6 +225,10 @@ template <class T> tptr<T> dynamic(const char* name) {
 #define TG_BARRIER() ::exec::group_barrier(__LINE__)
 #define SIMD_BARRIER() ::exec::simd_barrier(__LINE__)
 #define GRID_BARRIER(counter) ::exec::grid_barrier(__LINE__)
+// The same in two halves, for kernels that have work between.
+#define GRID_SENSE(counter) 0u
+#define GRID_ARRIVE(counter)
+#define GRID_WAIT(counter, sense) ::exec::grid_barrier(__LINE__)
 
 // Atomics on device memory, relaxed.
 template <class T> static inline T atomic_add(::exec::atomics<T> a, uint i, T v) { T* p = a.at(i); exec::atomic_guard(p); T old = *p; *p = old + v; exec::atomic_guard(p); return old; }

@@ -103,6 +103,21 @@ inline void grid_barrier(device atomic<uint>* counter, uint group, uint groups, 
     atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
 }
 #define GRID_BARRIER(counter) grid_barrier(counter, group_, groups_, thread_)
+inline void grid_arrive(device atomic<uint>* counter, uint group, uint groups, uint thread_id) {
+    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+    if (thread_id == 0) atomic_add(counter, 0u, group == 0 ? 0x80000000u - (groups - 1) : 1u);
+}
+inline void grid_wait(device atomic<uint>* counter, thread uint& sense, uint thread_id) {
+    if (thread_id == 0)
+        while (((atomic_load(counter, 0u) ^ sense) & 0x80000000u) == 0) {}
+    sense ^= 0x80000000u;
+    threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+}
+#define GRID_SENSE(counter) (atomic_load(counter, 0u) & 0x80000000u)
+#define GRID_ARRIVE(counter) grid_arrive(counter, group_, groups_, thread_)
+#define GRID_WAIT(counter, sense) grid_wait(counter, sense, thread_)
 #else
 #define DEVICE device
 #endif

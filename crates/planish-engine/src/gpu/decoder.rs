@@ -124,7 +124,7 @@ impl<'a> GpuDecoder<'a> {
         crate::decoder::check_context(hyper, options.context)?;
         let (model, shape) = (model(hyper, weights, &options), shape(hyper, weights, &options));
         model.check().map_err(|e| Error::model(e).with_hint("run it with --device cpu"))?;
-        let space = decode::space(&model, &machine);
+        let space = decode::space((&model, &weights.at), &machine);
         let chosen = choose(&shape, &space)?;
         let chosen = chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
         let (route, config) = along(&space, &chosen.config, options.route)?;
@@ -350,7 +350,7 @@ fn model(hyper: &Hyper, weights: &Weights, options: &Options) -> Model {
 /// What a decoder's configuration is stored under, and what it may be.
 pub fn space(machine: Machine<'_>, hyper: &Hyper, weights: &Weights, options: &Options) -> (Shape, Space) {
     let model = model(hyper, weights, options);
-    (shape(hyper, weights, options), decode::space(&model, &machine))
+    (shape(hyper, weights, options), decode::space((&model, &weights.at), &machine))
 }
 
 /// What a configuration is chosen for: sizes, numerics and the types of weights.
@@ -411,7 +411,7 @@ fn memory(machine: Machine<'_>, model: &Model, weights: &Weights) -> Result<Memo
         machine.backend.write(&slice, bytes)?;
         Ok(slice)
     };
-    let words = weights.at.table().map_err(|r| Error::model(r.to_string()))?;
+    let words = weights.at.table(model).map_err(|r| Error::model(r.to_string()))?;
     let cache = 2 * model.cache_elements();
     Ok(Memory {
         arena: weights.arena.all(),

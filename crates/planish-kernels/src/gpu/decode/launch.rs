@@ -3,8 +3,8 @@
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
-use super::model::{At, Memory, Model, ModelAt};
-use super::{Forms, OP, limits, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use super::model::{At, Memory, Model, ModelAt, table_words};
+use super::{Forms, OP, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, knob};
 use crate::op::Machine;
@@ -34,7 +34,7 @@ struct Step<'a> {
     groups: usize,
     threads: usize,
     splits: usize,
-    /// Bytes of the copies under way in a group.
+    /// Bytes of the copies under way in a group, and behind them of the sums that attention puts together.
     ring: usize,
 }
 
@@ -44,6 +44,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let (tiles, quads) = stage(model, forms);
     let flag = |b: bool| i64::from(b);
     let lanes = (model.head_dim / 8).next_power_of_two();
+    let quads_each = |n: usize| knob(config, "THREADS").map(|threads| (n / 4).div_ceil(threads) as i64);
     let slot = slot_bytes(model, at, config)? / ALIGN;
     Ok(vec![
         ("THREADS", get("THREADS")?),
@@ -80,8 +81,11 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("TILES", tiles as i64),
         ("QUADS", quads as i64),
         ("SLOTS", get("SLOTS")?),
-        ("WORDS", (8 + 24 * model.layers) as i64),
-        ("NORM_QUADS", (model.hidden / 4).div_ceil(knob(config, "THREADS")?) as i64),
+        ("WORDS", table_words(model) as i64),
+        ("NORM_QUADS", quads_each(model.hidden)?),
+        ("WIDE_QUADS", quads_each(model.wide())?),
+        ("FFN_QUADS", quads_each(model.ffn)?),
+        ("PARTS", model.heads as i64 * get("SPLITS")?),
         ("HEADS_SHARED", shared_heads(model) as i64),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),
@@ -92,7 +96,7 @@ impl Step<'_> {
     fn params(&self, first: usize, count: usize, ends: u32, only: bool) -> Vec<u32> {
         let m = self.model;
         let floats = [m.eps, m.scale, m.softcap, m.logit_softcap, m.embedding_scale].map(f32::to_bits);
-        let counts = [first as u32, count as u32, ends, u32::from(only), self.groups as u32, self.splits as u32];
+        let counts = [first as u32, count as u32, ends, u32::from(only), self.groups as u32];
         [&counts[..], &floats[..]].concat()
     }
 
@@ -169,7 +173,7 @@ pub fn step(
         groups: groups?,
         threads: threads?,
         splits: splits?,
-        ring: ring_bytes(model, at, config)?,
+        ring: ring_bytes(model, at, config)? + merge_bytes(model, knob(config, "THREADS")?),
     };
     let mut launches = match config.name("PATH") {
         Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3, false))?],

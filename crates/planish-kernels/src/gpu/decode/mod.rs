@@ -85,8 +85,13 @@ impl Forms {
 fn group_bytes(model: &Model, forms: Forms, threads: usize) -> usize {
     let (tiles, quads) = stage(model, forms);
     let simds = threads / 32;
-    let heads = shared_heads(model) * model.head_dim + 2 * model.head_dim + simds * (model.head_dim + 2);
-    44 * tiles + 16 * quads + 4 * heads + 12 * 32 + 4 * (8 + 24 * model.layers) + 32 * simds
+    let heads = shared_heads(model) * (model.head_dim + 2 * simds) + 2 * model.head_dim + model.heads * SPLITS_MAX;
+    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * model::table_words(model) + 32 * simds
+}
+
+/// Bytes for the sums of the SIMD groups of a group, which attention puts together.
+pub(crate) fn merge_bytes(model: &Model, threads: usize) -> usize {
+    4 * shared_heads(model) * (threads / 32) * model.head_dim
 }
 
 /// Bytes of the copies under way in a group.
@@ -153,9 +158,9 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             named(
                 format!("threadgroup bytes <= {bytes}, with copies <= {whole}"),
                 Box::new(move |c| {
-                    let group = knob(c, "THREADS").map(|n| group_bytes(&m, forms, n));
+                    let group = knob(c, "THREADS").map(|n| (group_bytes(&m, forms, n), merge_bytes(&m, n)));
                     let ring = ring_bytes(&m, &at, c);
-                    matches!((group, ring), (Ok(g), Ok(r)) if g <= bytes && g + r <= whole)
+                    matches!((group, ring), (Ok((g, s)), Ok(r)) if g <= bytes && g + s + r <= whole)
                 }),
             ),
         ],

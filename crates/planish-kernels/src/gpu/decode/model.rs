@@ -3,6 +3,7 @@
 use planish_device::Slice;
 use planish_tune::Rejection;
 
+use crate::gpu::planes::{self, Planes};
 use crate::quant::WeightType;
 
 /// Parts of the keys, at most.
@@ -199,25 +200,48 @@ impl Model {
 
 impl ModelAt {
     /// The words that kernels find tensors by.
-    pub fn table(&self) -> Result<Vec<u32>, Rejection> {
-        let mut words = Vec::with_capacity(8 + 24 * self.layers.len());
+    pub fn table(&self, model: &Model) -> Result<Vec<u32>, Rejection> {
+        let mut words = Vec::with_capacity(table_words(model));
         let post = self.layers.last().and_then(|l| l.post_norms).map_or(0, |p| p[1]);
-        let [embedding, head] = [self.embedding, self.head].map(|m| [m.offset, m.ty as usize * 16]);
-        let head_words = [embedding[0], embedding[1], head[0], head[1], self.output_norm, post, 0, 0];
-        words.extend(head_words);
+        let vocab = |m: &At| matrix_words(m, model.hidden);
+        words.extend([vocab(&self.embedding)?, vocab(&self.head)?].concat());
+        words.extend([place(self.output_norm)?, place(post)?, 0, 0, 0, 0, 0, 0]);
         for l in &self.layers {
             let norms = l.head_norms.unwrap_or_default();
             let (biases, posts) = (l.biases.unwrap_or_default(), l.post_norms.unwrap_or_default());
-            words.extend([l.attn_norm, l.ffn_norm, norms[0], norms[1], biases[0], biases[1], biases[2]]);
-            words.extend([posts[0], posts[1]]);
-            let [q, k, v] = l.qkv;
-            words.extend([q, k, v, l.out, l.gate_up, l.down].iter().flat_map(|m| [m.offset, m.ty as usize * 16]));
-            words.extend([l.window * 16, l.table * 16, 0]);
+            let vectors = [l.attn_norm, l.ffn_norm, norms[0], norms[1], biases[0], biases[1], biases[2], posts[0], posts[1]];
+            for vector in vectors {
+                words.push(place(vector)?);
+            }
+            words.extend([l.window as u32, l.table as u32, 0]);
+            for (matrix, cols) in l.qkv.iter().map(|m| (m, model.hidden)).chain([
+                (&l.out, model.wide()),
+                (&l.gate_up, model.hidden),
+                (&l.down, model.ffn),
+            ]) {
+                words.extend(matrix_words(matrix, cols)?);
+            }
         }
-        let place = |n: &usize| match (n % 16, u32::try_from(n / 16)) {
-            (0, Ok(n)) => Ok(n),
-            _ => Err(Rejection::Constraint(format!("byte {n} of the arena: multiples of 16 below 2^36 are reached"))),
-        };
-        words.iter().map(place).collect()
+        Ok(words)
     }
+}
+
+/// Words of a model's table.
+pub(crate) fn table_words(model: &Model) -> usize {
+    16 + 36 * model.layers
+}
+
+/// A place in the arena, in sixteens of bytes.
+fn place(byte: usize) -> Result<u32, Rejection> {
+    match (byte % 16, u32::try_from(byte / 16)) {
+        (0, Ok(n)) => Ok(n),
+        _ => Err(Rejection::Constraint(format!("byte {byte} of the arena: multiples of 16 below 2^36 are reached"))),
+    }
+}
+
+/// Place and type of a matrix, and the sixteens of bytes of a whole segment and of a row.
+fn matrix_words(m: &At, cols: usize) -> Result<[u32; 4], Rejection> {
+    let row = Planes { ty: m.ty, rows: 1, cols }.row_bytes();
+    let segment = planes::most_segment_bytes(m.ty, planes::SEGMENT * planes::TILE);
+    Ok([place(m.offset)?, m.ty as u32, (segment / planes::ALIGN) as u32, (row / planes::ALIGN) as u32])
 }

@@ -18,12 +18,12 @@ macro_rules! shared {
     SHARED(uint4, x, 2 * SHAPE_TILES);
     SHARED(float, xs, 3 * SHAPE_TILES);
     SHARED(float4, xf, SHAPE_QUADS);
-    SHARED(float, scratch, MAX_SIMD);
+    SHARED(float, scratch, 2 * MAX_SIMD);
     SHARED(uint, bests, 2 * MAX_SIMD);
     SHARED(float, qs, SHAPE_HEADS_SHARED * SHAPE_HEAD_SIZE);
     SHARED(float, fresh, 2 * SHAPE_HEAD_SIZE);
-    SHARED(float, merge, SHAPE_SIMDS * SHAPE_HEAD_SIZE);
-    SHARED(float, merge_sums, 2 * SHAPE_SIMDS);
+    SHARED(float, merge_sums, 2 * SHAPE_SIMDS * SHAPE_HEADS_SHARED);
+    SHARED(float, weights, SHAPE_PARTS);
     Where at;
     at.tid = TID;
     at.lane = LANE;
@@ -61,13 +61,13 @@ macro_rules! attend {
             $newest,
             ", ropes, keys, values, work, ",
             $layer,
-            ", p, qs, fresh, merge, merge_sums, at);"
+            ", p, qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
         )
     };
 }
 macro_rules! out {
     ($layer:literal) => {
-        concat!("phase_out(work, ", $layer, ", p.splits, ahead, arena, words, ring, copies, x, xs, xf, at);")
+        concat!("phase_out(work, ", $layer, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
@@ -110,22 +110,56 @@ pub const TEXT: &str = concat!(
     shared!(),
     "    ",
     ahead!("PHASE_QKV"),
-    "const uint newest = step[STEP_POSITION];\n    if ((p.ends & 1u) != 0u) {\n        ",
+    "const uint newest = step[STEP_POSITION];
+    uint sense = GRID_SENSE(sync);
+    if ((p.ends & 1u) != 0u) {
+        ",
     embed!(),
-    "\n        GRID_BARRIER(sync);\n    }\n",
-    "    for (uint layer = p.first; layer < p.first + p.count; ++layer) {\n",
-    "        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);\n        ",
+    "
+        GRID_ARRIVE(sync);
+        GRID_WAIT(sync, sense);
+    }
+    for (uint layer = p.first; layer < p.first + p.count; ++layer) {
+        prefetch_cache(keys, values, words, layer, newest, at);
+        ",
     qkv!("layer"),
-    "\n        GRID_BARRIER(sync);\n        ",
+    "
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+        ",
     attend!("layer", "newest"),
-    "\n        GRID_BARRIER(sync);\n        ",
+    "
+        GRID_ARRIVE(sync);
+        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
+        GRID_WAIT(sync, sense);
+        ",
     out!("layer"),
-    "\n        GRID_BARRIER(sync);\n        ",
+    "
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+        ",
     up!("layer"),
-    "\n        GRID_BARRIER(sync);\n        ",
+    "
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+        ",
     down!("layer"),
-    "\n        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) GRID_BARRIER(sync);\n    }\n",
-    "    if ((p.ends & 2u) != 0u) {\n        ",
+    "
+        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
+            GRID_ARRIVE(sync);
+            ahead_pay(ahead, words, arena, ring, copies, at);
+            GRID_WAIT(sync, sense);
+        }
+    }
+    if ((p.ends & 2u) != 0u) {
+        ",
     head!(),
-    "\n    }\n}\n#endif\n",
+    "
+    }
+}
+#endif
+",
 );

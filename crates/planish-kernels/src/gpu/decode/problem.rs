@@ -389,7 +389,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
         attrs: Attrs::new().with("draw", f64::from(u32::from(drawn.is_some() && judged))),
         args: vec![
             Arg::In(built.arena),
-            Arg::In(data::bytes_u32(&built.at.table().expect("a small arena"))),
+            Arg::In(data::bytes_u32(&built.at.table(&m).expect("a small arena"))),
             Arg::InOut(before, after),
             Arg::In(data::bytes(&ropes)),
             Arg::InOut(data::bytes_f16(&keys), after_k),
@@ -454,7 +454,7 @@ pub fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Ve
 
 #[cfg(test)]
 mod tests {
-    use super::{SHAPES, build, places};
+    use super::{SHAPES, build, model, places};
     use crate::data::Rng;
     use crate::op::Fill;
 
@@ -463,7 +463,8 @@ mod tests {
         for shape in SHAPES {
             let shape = shape.parse().expect("a shape");
             let built = build(&shape, Rng::new(1), Fill::Random, 0);
-            assert_eq!(built.at.table().ok(), places(&shape).table().ok(), "{shape}");
+            let m = model(&shape);
+            assert_eq!(built.at.table(&m).ok(), places(&shape).table(&m).ok(), "{shape}");
         }
     }
 }
