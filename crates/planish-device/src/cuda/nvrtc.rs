@@ -162,6 +162,10 @@ impl Nvrtc {
         let mut options = vec![format!("-arch={arch}"), "-std=c++17".into(), "--ptxas-options=-v".into()];
         // Not every kernel uses every function of the prelude.
         options.push("-diag-suppress=177".into());
+        // A result out of NVRTC's own cache comes without the assembler's report.
+        if self.version >= (12, 9) {
+            options.push("--no-cache".into());
+        }
         options.extend(dialect::cuda_options(constants, *threads));
         let whole = dialect::cuda(text);
         let kept = self.cache.join(format!("{}.cubin", self.hash(&whole, &options)));

@@ -99,14 +99,15 @@ INLINE void grid_barrier(uint* counter) {
 // The same in two halves, for kernels that have work between: how the top bit is before the first round, then in each
 // round that this group has come, and that all have.
 INLINE uint grid_sense(uint* counter) { return *(volatile uint*)counter & 0x80000000u; }
+// The last SIMD group does both: it is the one that most often has no other work.
 INLINE void grid_arrive(uint* counter) {
     __syncthreads();
-    if (threadIdx.x == 0)
+    if (threadIdx.x == GROUP_THREADS - 32)
         asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; red.release.gpu.global.add.u32 [g], %1; }"
                      :: "l"(counter), "r"(blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u) : "memory");
 }
 INLINE void grid_wait(uint* counter, uint& sense) {
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == GROUP_THREADS - 32) {
         uint now;
         do asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.acquire.gpu.global.u32 %0, [g]; }" : "=r"(now) : "l"(counter) : "memory");
         while (((now ^ sense) & 0x80000000u) == 0);
