@@ -1,7 +1,7 @@
 //! The decoder on a GPU: memory, the recorded steps, feeding tokens, and drawing them on the device ahead of the host.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use planish_device::{Init, Sequence, Slice, Token};
 use planish_kernels::gpu::decode::model::{Memory, Model, RING, STEP_WORDS};
@@ -20,8 +20,8 @@ use crate::plan::Chosen;
 
 /// A step that takes longer than this has hung.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Steps that are on the device before the host knows the token of the first of them.
-const AHEAD: usize = 3;
+/// Steps that are on the device before the host knows the token of the first of them, where nobody says otherwise.
+pub const AHEAD: usize = 3;
 /// Words of the step before its ring of drawn tokens.
 const HEADER: usize = STEP_WORDS - RING;
 /// Words of a draw's settings, as the sampler's kernel reads them.
@@ -73,6 +73,19 @@ pub struct Options {
     pub route: Option<Route>,
     /// Also record a step that draws by temperature and filters.
     pub sampled: bool,
+    /// Steps that are on the device before the host knows the token of the first of them; 1 waits for each.
+    pub ahead: usize,
+}
+
+/// What the host's thread did while tokens were drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Steps submitted.
+    pub steps: u32,
+    /// Handing them to the device.
+    pub submitting: Duration,
+    /// Waiting for tokens and reading them.
+    pub waiting: Duration,
 }
 
 /// Gives the configuration of a step of this shape, when one has been chosen.
@@ -100,6 +113,7 @@ pub struct GpuDecoder<'a> {
     chosen: Chosen,
     position: usize,
     flying: VecDeque<Token>,
+    spent: Spent,
     bytes: Vec<u8>,
     logits: Vec<f32>,
 }
@@ -122,6 +136,9 @@ impl<'a> GpuDecoder<'a> {
         choose: Choose<'_>,
     ) -> Result<Self> {
         crate::decoder::check_context(hyper, options.context)?;
+        if options.ahead == 0 || options.ahead > RING / 2 {
+            return Err(Error::request(format!("{} steps ahead of the host: 1 to {}", options.ahead, RING / 2)));
+        }
         let (model, shape) = (model(hyper, weights, &options), shape(hyper, weights, &options));
         model.check().map_err(|e| Error::model(e).with_hint("run it with --device cpu"))?;
         let space = decode::space((&model, &weights.at), &machine);
@@ -143,7 +160,7 @@ impl<'a> GpuDecoder<'a> {
             likeliest: record(&Draw::Greedy)?,
             settings: if options.sampled { Some(record(&sampler(machine, &memory, &settings)?)?) } else { None },
         };
-        let (flying, logits) = (VecDeque::with_capacity(AHEAD), vec![0.0; hyper.vocab]);
+        let (flying, logits) = (VecDeque::with_capacity(options.ahead), vec![0.0; hyper.vocab]);
         let bytes = Vec::with_capacity(4 * hyper.vocab);
         Ok(GpuDecoder {
             machine,
@@ -157,6 +174,7 @@ impl<'a> GpuDecoder<'a> {
             chosen,
             position: 0,
             flying,
+            spent: Spent::default(),
             bytes,
             logits,
         })
@@ -195,6 +213,16 @@ impl<'a> GpuDecoder<'a> {
     /// Launches of one step.
     pub fn launches(&self) -> usize {
         self.steps.likeliest.launches
+    }
+
+    /// The recorded steps, for those who look at their launches.
+    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        [&self.steps.watch, &self.steps.likeliest].into_iter().chain(&self.steps.settings)
+    }
+
+    /// What the host did during the last `draw`.
+    pub fn spent(&self) -> Spent {
+        self.spent
     }
 
     /// Bytes of the key/value cache.
@@ -257,14 +285,20 @@ impl<'a> GpuDecoder<'a> {
             self.machine.backend.write(&self.settings, &bytes)?;
         }
         self.flying.clear();
+        self.spent = Spent::default();
         let (mut submitted, mut drawn) = (0, 0);
         while drawn < most {
-            while submitted < most.min(drawn + AHEAD) {
+            let start = Instant::now();
+            while submitted < most.min(drawn + self.options.ahead) {
                 let token = self.machine.backend.submit(self.step(by)?)?;
                 self.flying.push_back(token);
                 submitted += 1;
             }
+            let handed = Instant::now();
             let id = self.drawn(drawn)?;
+            self.spent.steps = submitted as u32;
+            self.spent.submitting += handed - start;
+            self.spent.waiting += handed.elapsed();
             self.position += 1;
             drawn += 1;
             if take(id)? == Flow::Stop {

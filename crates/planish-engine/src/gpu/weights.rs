@@ -34,8 +34,7 @@ pub struct Weights {
 /// Bytes and where they go in the arena.
 struct Piece {
     bytes: Vec<u8>,
-    /// From where, how many, to where.
-    runs: Vec<(usize, usize, usize)>,
+    offset: usize,
 }
 
 /// Rows of a matrix that are repacked together.
@@ -48,20 +47,28 @@ struct Job<'l, 'g> {
 impl Weights {
     /// Puts the tensors of `gguf` on `backend`; `threads` host threads repack while this one writes.
     pub fn load(gguf: &Gguf, hyper: &Hyper, backend: &dyn Backend, threads: usize) -> Result<Weights> {
-        let (layout, at) = Layout::new(gguf, hyper)?;
-        let arena = backend.alloc(layout.bytes + SPARE, Init::Zero)?;
+        let (layout, weights) = Weights::place(gguf, hyper, backend)?;
+        let arena = &weights.arena;
         for vector in &layout.vectors {
             let bytes: Vec<u8> = floats(gguf, vector.tensor)?.iter().flat_map(|v| v.to_le_bytes()).collect();
             backend.write(&arena.slice(vector.offset, bytes.len())?, &bytes)?;
         }
         stream(gguf, &layout, threads, &mut |piece| {
-            for (from, len, to) in piece.runs {
-                backend.write(&arena.slice(to, len)?, &piece.bytes[from..from + len])?;
-            }
-            Ok(())
+            Ok(backend.write(&arena.slice(piece.offset, piece.bytes.len())?, &piece.bytes)?)
         })?;
-        let tied = gguf.find("output.weight").is_none();
-        Ok(Weights { arena, at, tables: tables(gguf, hyper)?, bytes_per_token: bytes_per_token(gguf, tied) })
+        Ok(weights)
+    }
+
+    /// The same with zeros for all tensors, for questions about a step that is not run.
+    pub fn empty(gguf: &Gguf, hyper: &Hyper, backend: &dyn Backend) -> Result<Weights> {
+        Ok(Weights::place(gguf, hyper, backend)?.1)
+    }
+
+    fn place<'g>(gguf: &'g Gguf, hyper: &Hyper, backend: &dyn Backend) -> Result<(Layout<'g>, Weights)> {
+        let (layout, at) = Layout::new(gguf, hyper)?;
+        let arena = backend.alloc(layout.bytes + SPARE, Init::Zero)?;
+        let bytes_per_token = bytes_per_token(gguf, gguf.find("output.weight").is_none());
+        Ok((layout, Weights { arena, at, tables: tables(gguf, hyper)?, bytes_per_token }))
     }
 }
 
@@ -107,7 +114,7 @@ impl Job<'_, '_> {
             part.pack(&gguf.bytes()[rows.clone()], |i| i * turns + turn, &mut bytes);
             gguf.release(rows);
         }
-        let row = whole.row_bytes();
-        Ok(Piece { bytes, runs: vec![(0, self.rows * row, self.matrix.offset + self.first * row)] })
+        bytes.truncate(self.rows * whole.row_bytes());
+        Ok(Piece { bytes, offset: self.matrix.offset + self.first * whole.row_bytes() })
     }
 }
