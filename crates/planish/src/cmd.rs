@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod compile;
 pub mod completions;
 pub mod dev;
 pub mod info;

@@ -59,6 +59,9 @@ pub struct Place {
     /// How a GPU is handed the work of a token; by default as its configuration says
     #[arg(long, value_name = "PATH", value_parser = route())]
     pub path: Option<Route>,
+    /// Steps handed to a GPU before the token of the first of them is known; 1 waits for each token [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub ahead: Option<u32>,
 }
 
 fn route() -> impl TypedValueParser<Value = Route> {
@@ -77,10 +80,11 @@ impl Place {
             return Err(anyhow!("--device {}: this runs on the CPU alone", self.device()))
                 .hint("leave --device out; run, chat, bench and verify take it");
         }
-        match self.path {
+        let flags = [("--path", self.path.is_some()), ("--ahead", self.ahead.is_some())];
+        match flags.iter().find(|(_, given)| *given) {
             None => Ok(()),
-            Some(path) => Err(anyhow!("--path {}: the CPU is handed work in one way", path.name()))
-                .hint("leave --path out, or give --device"),
+            Some((flag, _)) => Err(anyhow!("{flag}: the CPU is handed work in one way"))
+                .hint(format!("leave {flag} out, or give --device")),
         }
     }
 }

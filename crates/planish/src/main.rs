@@ -55,6 +55,8 @@ enum Command {
     Tune(cmd::tune::TuneArgs),
     Probe(cmd::probe::ProbeArgs),
     #[command(hide = true)]
+    Compile(cmd::compile::CompileArgs),
+    #[command(hide = true)]
     Worker(cmd::worker::WorkerArgs),
     #[command(hide = true)]
     Dev(cmd::dev::DevArgs),
@@ -108,6 +110,7 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
         Command::Verify(args) => cmd::verify::run(args, ui),
         Command::Tune(args) => cmd::tune::run(args, ui),
         Command::Probe(args) => cmd::probe::run(args, ui),
+        Command::Compile(args) => cmd::compile::run(args, ui),
         Command::Worker(args) => cmd::worker::run(args),
         Command::Dev(args) => cmd::dev::run(args, ui),
         Command::Completions(args) => cmd::completions::run(args),

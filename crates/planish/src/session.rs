@@ -313,7 +313,8 @@ impl SessionArgs {
             return Err(anyhow!("--isa is of kernels of the CPU")).hint("leave --isa out, or run with --device cpu");
         }
         let (context, activations) = (options.context, options.activations);
-        Ok(gpu::Options { context, activations, route: self.place.path, sampled: false })
+        let ahead = self.place.ahead.map_or(gpu::AHEAD, |n| n as usize);
+        Ok(gpu::Options { context, activations, route: self.place.path, sampled: false, ahead })
     }
 
     /// Threads of the host that repack weights for a GPU.

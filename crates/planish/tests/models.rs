@@ -2,12 +2,14 @@
 
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use planish_device::host::{Host, HostOptions, Mode};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -144,4 +146,69 @@ fn what_cannot_run_says_why_and_what_next() {
     check_refused(&["bench", &model, "-p", "100000"], &["100000 tokens", "hint: "]);
     check_refused(&["verify", &model, "--expected", "missing.json"], &["missing.json"]);
     check_refused(&["chat", "no-such-model"], &["no-such-model", "hint: "]);
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_and_nothing_falls_back() {
+    let model = model("llama-q4_0");
+    let run = |rest: &[&str], parts: &[&str]| {
+        check_refused(&[&["run", &model, "x", "--tune", "never"], rest].concat(), parts)
+    };
+    run(&["--device", "gpu"], &["`gpu` is no device", "cuda"]);
+    run(&["--device", "cuda:4096"], &["cuda:4096", "hint: "]);
+    run(&["--device", "host", "--kv", "f32"], &["--kv f32", "hint: "]);
+    run(&["--device", "host", "--isa", "portable"], &["--isa", "hint: "]);
+    run(&["--device", "host", "--pin", "matvec=ROWS=1"], &["--pin matvec", "hint: "]);
+    run(&["--pin", "decode=THREADS=128"], &["--pin decode", "hint: "]);
+    run(&["--path", "graph"], &["--path", "hint: "]);
+    check_refused(&["tune", &model, "--device", "host"], &["--device host", "hint: "]);
+    check_refused(&["verify", &model, "--expected", &expected("llama-q4_0"), "--every-width"], &["--every-width"]);
+}
+
+/// Whether there is a compiler for the host executor; says so where there is none.
+fn host_executor() -> bool {
+    let home = TempDir::new().unwrap();
+    let options = HostOptions { cache: home.path().to_owned(), mode: Mode::Checked };
+    Host::new(options).inspect_err(|e| println!("skipped: {e}")).is_ok()
+}
+
+#[test]
+fn a_model_runs_on_the_kernels_of_gpus() {
+    if !host_executor() {
+        return;
+    }
+    let model = model("llama-q4_0");
+    let host = ["--device", "host", "--context", "64", "--max-tokens", "6", "--temperature", "1.5", "--seed", "3"];
+    let report = check_json(&[&["run", &model, "hello", "--raw", "--json", "--path", "layer"], &host[..]].concat());
+    assert_eq!((report["device"].as_str(), report["path"].as_str()), (Some("host"), Some("layer")), "{report}");
+    assert_eq!((report["ids"].as_array().map(Vec::len), report["digest"].as_str().map(str::len)), (Some(6), Some(64)));
+    check_refused(
+        &[&["run", &model, "x", "--repeat-penalty", "1.2"], &host[..]].concat(),
+        &["penalties on a GPU", "hint: "],
+    );
+}
+
+#[test]
+fn every_path_is_verified_against_f64_and_the_others() {
+    if !host_executor() {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    // The first prompt is short: the host executor is slow.
+    let short = |name: &str| {
+        let mut file: Value = serde_json::from_slice(&fs::read(expected(name)).unwrap()).unwrap();
+        file["prompts"].as_array_mut().unwrap().truncate(1);
+        let path = folder.path().join(format!("{name}.json"));
+        fs::write(&path, file.to_string()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let verify = |name: &str, path: &[&str], code| {
+        let args = ["verify", &model("llama-q8_0"), "--expected", &short(name), "--device", "host"];
+        check(&[&args[..], path].concat(), "", code).0
+    };
+    let out = verify("llama-q8_0", &[], 0);
+    for path in ["launches", "graph", "layer", "token"] {
+        assert!(out.lines().any(|l| l.starts_with("ok ") && l.contains(&format!("on {path} short steps"))), "{out}");
+    }
+    assert!(verify("llama-q4_0", &["--path", "layer"], 1).contains("FAIL"));
 }

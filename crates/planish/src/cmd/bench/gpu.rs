@@ -1,6 +1,6 @@
 //! The same measurement on a GPU: tokens are drawn there, each the likeliest, and read by the host behind it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use planish_device::system;
@@ -38,6 +38,12 @@ pub struct Bench {
     context: usize,
     activations: &'static str,
     load_average: Option<[f64; 3]>,
+    /// Steps on the device before the token of the first is known.
+    ahead: usize,
+    /// Time of the host's thread for a token, handing steps over.
+    submit_us: Option<f64>,
+    /// Time of it for a token, waiting.
+    wait_us: Option<f64>,
     /// Device, path, configuration and digest.
     #[serde(flatten)]
     facts: Value,
@@ -62,6 +68,9 @@ pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     let bytes_per_token = session.weights.bytes_per_token;
     let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
     let read_gb_s = session.backend.limits().read_gb_s;
+    let spent = decoder.spent();
+    let of = |time: Duration| (spent.steps > 0).then(|| time.as_secs_f64() * 1e6 / f64::from(spent.steps));
+    let (submit_us, wait_us) = (of(spent.submitting), of(spent.waiting));
     let (rows, facts) = runner::gpu_facts(&session, &decoder)?;
     let path = &session.file.path;
     Ok(Bench {
@@ -85,6 +94,9 @@ pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         context: session.options.context,
         activations: session.options.activations.name(),
         load_average: system::load_average(),
+        ahead: session.options.ahead,
+        submit_us,
+        wait_us,
         facts,
         version: env!("CARGO_PKG_VERSION"),
         rows,
@@ -137,6 +149,10 @@ pub fn text(b: &Bench) -> String {
     rows.extend(b.first_token_ms.map(|ms| ("first token", format!("{ms:.0} ms after the start, prompt of one token"))));
     let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.file_bytes].map(report::bytes);
     rows.push(("memory", format!("weights {weights} of a file of {file}, cache {cache} for {} tokens", b.context)));
+    if let (Some(submit), Some(wait)) = (b.submit_us, b.wait_us) {
+        let ahead = b.ahead;
+        rows.push(("host", format!("{submit:.1} us a token to submit, {wait:.1} us waiting, {ahead} steps ahead")));
+    }
     rows.push(("numerics", format!("{} activations, f16 cache", b.activations)));
     rows.extend(b.rows.iter().cloned());
     report::pairs(&rows)

@@ -12,6 +12,9 @@ use crate::gpu::GpuSession;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
 
+/// Caches are multiples of this, so that models of one shape share compiled kernels.
+const CONTEXT_STEP: usize = 256;
+
 /// One way to run: a path, values that differ from the configuration, and a name for both.
 struct Way {
     route: Route,
@@ -28,9 +31,10 @@ impl Way {
 /// Feeds every prompt in every way, prints a line for each and judges.
 pub fn run(args: &VerifyArgs, model: &str, expected: &ExpectedFile, ui: Ui) -> Result<Outcome> {
     let session = GpuSession::open(model, &args.session, ui)?;
-    // A cache of what the prompts need: the host executor carries all of it into every launch.
+    // A cache of little more than the prompts need: the host executor carries all of it into every launch.
     let longest = expected.prompts.iter().map(|p| p.ids.len() + p.greedy_ids.len()).max().unwrap_or(1);
-    let options = Options { context: longest.min(session.file.hyper.context), ..session.options };
+    let context = longest.next_multiple_of(CONTEXT_STEP).min(session.file.hyper.context);
+    let options = Options { context, ..session.options };
     let mode = if options.activations == Activations::F32 { "f32_kv16" } else { "int8_kv16" };
     let (mut verdicts, mut data, mut illegal) = (Vec::new(), Vec::new(), Vec::new());
     let (space, chosen) = session.space()?;
