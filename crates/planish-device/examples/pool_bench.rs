@@ -32,6 +32,7 @@ fn after_pause(cpu: &Cpu, pause: Duration, threads: u32) -> f64 {
         threads,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
     let sequence = cpu.record(&[launch]).expect("a good sequence");
     let mut runs: Vec<f64> = (0..200)

@@ -156,6 +156,39 @@ pub struct Footprint {
     pub threads: u32,
 }
 
+/// Tiles of an argument that a kernel asks for by their coordinates and the machine's copy engine fetches into shared
+/// memory; what lies outside the extents comes as zeros.
+///
+/// Only cards of NVIDIA from sm_90 on have such an engine: every other backend refuses a launch with views.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct View {
+    /// Which argument, by position; its first element is the first of its bytes, at a multiple of 16.
+    pub arg: usize,
+    /// Bytes of an element: 1, 2 or 4.
+    pub element: u32,
+    /// Elements along each dimension, the innermost first.
+    pub extents: Vec<u64>,
+    /// Bytes from one element to the next along each dimension but the innermost, multiples of 16.
+    pub strides: Vec<u64>,
+    /// Elements of a tile along each dimension, at most 256.
+    pub tile: Vec<u32>,
+    /// Rows of a tile are of 128 bytes, and chunk c of 16 bytes of row r lies at c ^ (r % 8): no reads of columns meet.
+    pub swizzled: bool,
+}
+
+impl View {
+    /// Bytes from the first element to behind the last; none where dimensions do not agree or there are no elements.
+    pub fn bytes(&self) -> Option<u64> {
+        let rank = self.extents.len();
+        if rank == 0 || rank > 5 || self.strides.len() + 1 != rank || self.tile.len() != rank {
+            return None;
+        }
+        let row = self.extents[0].checked_mul(u64::from(self.element)).filter(|n| *n > 0)?;
+        let outer = self.extents[1..].iter().zip(&self.strides);
+        outer.into_iter().try_fold(row, |all, (n, stride)| all.checked_add(n.checked_sub(1)?.checked_mul(*stride)?))
+    }
+}
+
 /// One step of a sequence: a program, what it works on, and how it is spread over the machine.
 #[derive(Clone)]
 pub struct Launch {
@@ -165,6 +198,8 @@ pub struct Launch {
     pub args: Vec<Slice>,
     /// Parameter block.
     pub params: Params,
+    /// Views that the kernel takes after its parameter block, in order.
+    pub views: Vec<View>,
     /// CPU: independent tasks. GPU: groups of the grid.
     pub tasks: u32,
     /// CPU: most threads of the pool that take part. GPU: threads of a group.
@@ -253,6 +288,16 @@ pub trait Backend: Send + Sync {
     fn wait(&self, token: Token, deadline: Duration) -> Result<(), Error>;
     /// Runs the sequences in turn `reps` times in all and times them as one batch.
     fn time(&self, sequences: &[Sequence], reps: u32) -> Result<Timing, Error>;
+}
+
+/// Refuses a launch with views, for machines that have no engine to fetch them.
+pub fn without_views(launch: &Launch) -> Result<(), Error> {
+    match launch.views.len() {
+        0 => Ok(()),
+        n => {
+            Err(Error::new(ErrorKind::BadLaunch, format!("{}: {n} views, this machine has none", launch.program.name)))
+        }
+    }
 }
 
 /// The error for a program or sequence that another backend made.

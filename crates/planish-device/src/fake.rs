@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    Backend, Call, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign,
+    Backend, Call, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign, without_views,
 };
 use crate::cpu::pages::{Adopted, Region};
 use crate::cpu::{copy_in, copy_out, new_owner, panic_text, raw};
@@ -392,6 +392,7 @@ impl Backend for Fake {
                 let message = format!("{} tasks on {} threads", launch.tasks, launch.threads);
                 return Err(refuse(Error::new(ErrorKind::BadLaunch, message)));
             }
+            without_views(launch).map_err(refuse)?;
             let args: Result<Vec<RawSlice>, Error> = launch.args.iter().map(|s| raw(self.owner, s)).collect();
             let threads = launch.threads.min(self.limits.max_threads);
             checked.push((Launch { threads, ..launch.clone() }, run, args.map_err(refuse)?));

@@ -15,7 +15,8 @@ pub mod recorder;
 pub mod system;
 
 pub use backend::{
-    Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing, Token,
+    Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing,
+    Token, View,
 };
 pub use cpu::{Cpu, CpuOptions};
 pub use cuda::{Cuda, CudaOptions};

@@ -48,6 +48,12 @@ impl Recorder {
         Recorder { owner: new_owner(), limits, identity }
     }
 
+    /// The same machine with one more fact of its silicon.
+    pub fn with_fact(mut self, name: &str, value: &str) -> Recorder {
+        self.identity.silicon.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
     fn runs_nothing<T>(&self, what: &str) -> Result<T, Error> {
         Err(Error::new(ErrorKind::Unavailable, format!("{what}: a recorder runs nothing")))
     }

@@ -69,6 +69,7 @@ fn launch(program: &Program, args: &[&Slice], (tasks, threads): (u32, u32), para
         threads,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use planish_device::fake::{Cost, Event, Fake, Fault, Noise, Script};
-use planish_device::{Backend, Buffer, Call, ErrorKind, Init, Launch, Params, Plain, Sequence, Source, Token};
+use planish_device::{Backend, Buffer, Call, ErrorKind, Init, Launch, Params, Plain, Sequence, Source, Token, View};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -26,7 +26,8 @@ fn sequence(fake: &Fake, name: &'static str, bytes: u32, threads: u32) -> (Buffe
     let buffer = fake.alloc(bytes as usize, Init::Zero).expect("memory");
     let args = vec![buffer.all()];
     let params = Params::new(Nothing);
-    let launch = Launch { program, args, params, tasks: bytes, threads, scratch_bytes: 0, overlap: false };
+    let launch =
+        Launch { program, args, params, tasks: bytes, threads, scratch_bytes: 0, overlap: false, views: Vec::new() };
     (buffer, fake.record(&[launch]).expect("a good sequence"))
 }
 
@@ -132,13 +133,21 @@ fn a_machine_without_graphs_records_one_as_any_sequence() {
         threads: 4,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
-    let graph = fake.record_graph(&[launch.clone(), launch]).expect("recorded");
+    let graph = fake.record_graph(&[launch.clone(), launch.clone()]).expect("recorded");
     fake.wait(fake.submit(&graph).expect("submitted"), MINUTE).expect("ends");
     let mut bytes = [0; 10];
     fake.peek(&buffer.all(), &mut bytes).expect("readable");
     assert_eq!((bytes, graph.launches), ([2; 10], 2));
     assert_eq!((fake.footprint(&program), fake.resident(&program, 4, 0)), (None, None));
+    let view = View { arg: 0, element: 2, extents: vec![4, 2], strides: vec![16], tile: vec![4, 1], swizzled: false };
+    assert_eq!(view.bytes(), Some(24));
+    assert_eq!(View { strides: Vec::new(), ..view.clone() }.bytes(), None);
+    assert_eq!(View { extents: vec![4, 0], ..view.clone() }.bytes(), None);
+    let refused = fake.record(&[Launch { views: vec![view], ..launch }]).err().expect("there is no copy engine");
+    assert_eq!(refused.kind(), ErrorKind::BadLaunch);
+    assert_eq!(refused.to_string(), "launch 0 (a): a: 1 views, this machine has none");
 }
 
 #[test]

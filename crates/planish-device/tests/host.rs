@@ -45,6 +45,7 @@ impl Run<'_> {
             threads: self.threads,
             scratch_bytes: self.dynamic_bytes,
             overlap: false,
+            views: Vec::new(),
         };
         host.submit(&host.record(&[launch])?)?;
         let read = |a: &Slice| {

@@ -80,6 +80,7 @@ fn launch(program: &Program, args: &[&Buffer], tasks: u32, threads: u32) -> Laun
         threads,
         scratch_bytes: 512,
         overlap: false,
+        views: Vec::new(),
     }
 }
 

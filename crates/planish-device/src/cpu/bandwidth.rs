@@ -172,6 +172,7 @@ impl Probe<'_> {
             threads: self.threads,
             scratch_bytes: 0,
             overlap: false,
+            views: Vec::new(),
         };
         cpu.record(&vec![launch; times])
     }

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign};
+use crate::backend::{
+    Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign, without_views,
+};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
 use pages::{ALIGN, Adopted, Region};
@@ -95,6 +97,7 @@ impl Cpu {
         if launch.tasks == 0 || launch.threads == 0 {
             return refuse(format!("{} tasks on {} threads", launch.tasks, launch.threads));
         }
+        without_views(launch)?;
         let mut args = Vec::with_capacity(launch.args.len());
         for (i, slice) in launch.args.iter().enumerate() {
             match raw(self.owner, slice) {

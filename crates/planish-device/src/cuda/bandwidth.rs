@@ -52,6 +52,7 @@ pub(super) fn read_gb_s(cuda: &Cuda, memory_bytes: u64) -> Result<f64, Error> {
         threads: THREADS as u32,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
     let sequence = [cuda.record(&[launch])?];
     let mut best_ns = f64::INFINITY;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionFact, CUresult};
 
+use crate::backend::View;
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Init, Memory};
 
@@ -377,26 +378,62 @@ pub(super) struct Arguments {
     pointers: Vec<*mut c_void>,
     _addresses: Vec<u64>,
     _params: Vec<u128>,
+    _views: Vec<sys::CUtensorMap>,
 }
 
-// SAFETY: the pointers lead into the other two fields, which are never changed.
+// SAFETY: the pointers lead into the other fields, which are never changed.
 unsafe impl Send for Arguments {}
 // SAFETY: as above.
 unsafe impl Sync for Arguments {}
 
 impl Arguments {
-    /// Addresses of slices, then the parameter block.
-    pub fn new(addresses: Vec<u64>, params: Vec<u128>) -> Arguments {
+    /// Addresses of slices, then the parameter block, then views.
+    pub fn new(addresses: Vec<u64>, params: Vec<u128>, views: Vec<sys::CUtensorMap>) -> Arguments {
         let mut pointers: Vec<*mut c_void> =
             addresses.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast()).collect();
         pointers.push(params.as_ptr().cast_mut().cast());
-        Arguments { pointers, _addresses: addresses, _params: params }
+        pointers.extend(views.iter().map(|v| std::ptr::from_ref(v).cast_mut().cast::<c_void>()));
+        Arguments { pointers, _addresses: addresses, _params: params, _views: views }
     }
 
     /// As the driver takes them; it reads them only.
     pub fn pointers(&self) -> *mut *mut c_void {
         self.pointers.as_ptr().cast_mut()
     }
+}
+
+/// A view of memory at `address` as the copy engine takes it; the caller has checked that it lies inside.
+pub(super) fn encode(view: &View, address: u64) -> Result<sys::CUtensorMap, Error> {
+    use sys::{CUtensorMapDataType as Type, CUtensorMapSwizzle as Swizzle};
+    let refuse = |what: &str| Error::new(ErrorKind::BadLaunch, format!("{view:?} {what}"));
+    let kind = match view.element {
+        1 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        2 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        4 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        _ => return Err(refuse("has elements of another size than 1, 2 or 4 bytes")),
+    };
+    let swizzle = if view.swizzled { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE };
+    let (rank, steps) = (view.extents.len(), vec![1u32; view.extents.len()]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: a place for the result; as many extents, strides and sizes as the rank says, which `View::bytes` has checked.
+    let code = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            rank as u32,
+            address as *mut c_void,
+            view.extents.as_ptr(),
+            view.strides.as_ptr(),
+            view.tile.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    code.result().map_err(|_| refuse(&format!("at {address:#x} is none that the card can fetch")))?;
+    Ok(map)
 }
 
 /// A grid of one kernel, whose function whoever has the grid keeps loaded.

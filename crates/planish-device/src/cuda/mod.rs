@@ -84,6 +84,8 @@ struct CudaProgram {
     /// Most threads of a group: what the registers were bounded for.
     threads: u32,
     arguments: usize,
+    /// Views after the parameter block.
+    views: usize,
     together: bool,
 }
 
@@ -159,6 +161,7 @@ impl Cuda {
             footprint,
             threads,
             arguments: dialect::arguments(text, name).ok_or_else(missing)?,
+            views: dialect::views(text, name).ok_or_else(missing)?,
             together: dialect::is_grid(text, name),
         })
     }

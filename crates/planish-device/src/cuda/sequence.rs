@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use super::driver::{Arguments, Grid, Stream};
+use cudarc::driver::sys::CUtensorMap;
+
+use super::driver::{Arguments, Grid, Stream, encode};
 use super::graph::{Graph, Node};
 use super::{Cuda, CudaProgram};
-use crate::backend::Launch;
+use crate::backend::{Launch, View};
 use crate::error::{Error, ErrorKind};
 
 /// Room for a parameter block: a kernel reads as many bytes as it declares, whatever was given.
@@ -67,15 +69,32 @@ impl Cuda {
         self.fits(&program, launch).map_err(too_large)?;
         let place = |(i, slice)| self.address(slice).map_err(|e| refuse(format!("argument {i}: {e}")));
         let addresses = launch.args.iter().enumerate().map(place).collect::<Result<_, _>>()?;
+        let views = launch.views.iter().enumerate();
+        let views = views.map(|(i, v)| self.encoded(launch, v).map_err(|e| refuse(format!("view {i}: {e}"))));
+        let views = views.collect::<Result<_, _>>()?;
         let grid = Grid {
             function: program.function.handle,
             groups: launch.tasks,
             threads: launch.threads,
             shared_bytes: launch.scratch_bytes,
             together: program.together,
-            arguments: Arguments::new(addresses, padded(launch.params.bytes())),
+            arguments: Arguments::new(addresses, padded(launch.params.bytes()), views),
         };
         Ok(Recorded { launch: launch.clone(), _program: program, grid })
+    }
+
+    /// The view as the copy engine takes it; an error where it reaches past its argument.
+    fn encoded(&self, launch: &Launch, view: &View) -> Result<CUtensorMap, Error> {
+        let refuse = |what: String| Err(Error::new(ErrorKind::BadLaunch, what));
+        let Some(slice) = launch.args.get(view.arg) else {
+            return refuse(format!("argument {} of {}", view.arg, launch.args.len()));
+        };
+        match view.bytes() {
+            Some(n) if n <= slice.len as u64 => {}
+            Some(n) => return refuse(format!("{n} bytes of argument {}, which has {}", view.arg, slice.len)),
+            None => return refuse(format!("{view:?} has no elements, or dimensions that do not agree")),
+        }
+        encode(view, self.address(slice)?)
     }
 
     /// Whether the launch is one of the program.
@@ -87,6 +106,9 @@ impl Cuda {
         if launch.args.len() + 1 != program.arguments {
             let (given, taken) = (launch.args.len(), program.arguments);
             return Err(format!("{given} arguments and a parameter block, the kernel takes {taken} in all"));
+        }
+        if launch.views.len() != program.views {
+            return Err(format!("{} views, the kernel takes {}", launch.views.len(), program.views));
         }
         match launch.params.bytes().len() {
             block if block > PARAMS_BYTES => Err(format!("{block} of {PARAMS_BYTES} parameter bytes")),

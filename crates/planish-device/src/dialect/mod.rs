@@ -41,9 +41,19 @@ pub fn is_grid(text: &str, name: &str) -> bool {
 
 /// Arguments of entry point `name`, its parameter block included; none where `text` has no such kernel.
 pub fn arguments(text: &str, name: &str) -> Option<usize> {
+    declared(text, name, &["IN", "OUT", "INOUT", "ATOMIC", "PARAMS"])
+}
+
+/// Views that entry point `name` takes after its parameter block, `VIEW(name, index)`; native text for cards has them.
+pub fn views(text: &str, name: &str) -> Option<usize> {
+    declared(text, name, &["VIEW"])
+}
+
+/// How often entry point `name` declares an argument by one of the macros `kinds`.
+fn declared(text: &str, name: &str, kinds: &[&str]) -> Option<usize> {
     let (_, declared) = declaration(text, name)?;
     let words = declared.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-    Some(words.filter(|w| ["IN", "OUT", "INOUT", "ATOMIC", "PARAMS"].contains(w)).count())
+    Some(words.filter(|w| kinds.contains(w)).count())
 }
 
 /// How entry point `name` is declared: whether as a grid, and its arguments.
@@ -102,7 +112,7 @@ fn word(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{CUDA, METAL, arguments, cuda_options, is_grid, metal, names};
+    use super::{CUDA, METAL, arguments, cuda_options, is_grid, metal, names, views};
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
@@ -137,5 +147,7 @@ mod tests {
         let text =
             "KERNEL(a, IN(P(x), p, 0),\n INOUT(float, y, 1), ATOMIC(uint, n, 2), PARAMS(P, q, 3))\n{ f(IN(0)); }";
         assert_eq!((arguments(text, "a"), arguments(text, "b")), (Some(4), None));
+        let text = "KERNEL(a, IN(half, x, 0), PARAMS(Q, q, 1), VIEW(left, 2), VIEW(right, 3))";
+        assert_eq!((arguments(text, "a"), views(text, "a"), views(text, "b")), (Some(2), Some(2), None));
     }
 }

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Identity, Launch, Limits, Program, Sequence, Source, Timing, Token, foreign};
+use crate::backend::{
+    Backend, Identity, Launch, Limits, Program, Sequence, Source, Timing, Token, foreign, without_views,
+};
 use crate::cpu::pages::Region;
 use crate::cpu::{copy_in, copy_out, new_owner};
 use crate::error::{Error, ErrorKind};
@@ -318,6 +320,7 @@ impl Backend for Host {
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
         for launch in launches {
             self.program(launch)?;
+            without_views(launch)?;
             if launch.tasks == 0 || launch.threads == 0 || launch.threads > MAX_THREADS || launch.threads % 32 != 0 {
                 let message = format!("{}: {} groups of {} threads", launch.program.name, launch.tasks, launch.threads);
                 return Err(Error::new(ErrorKind::BadLaunch, message));

@@ -87,6 +87,7 @@ fn best_gop_s(machine: &Machine<'_>, probe: Probe, threads: u32, budget: Duratio
         threads,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
     let sequence = [machine.backend.record(&[launch])?];
     let (start, mut best_ns, mut runs) = (Instant::now(), f64::INFINITY, 0);

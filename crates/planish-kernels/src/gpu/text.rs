@@ -75,6 +75,7 @@ impl KernelLaunch<'_> {
             threads,
             scratch_bytes: count("shared bytes", self.shared_bytes)?,
             overlap: false,
+            views: Vec::new(),
         })
     }
 }

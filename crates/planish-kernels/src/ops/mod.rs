@@ -57,6 +57,7 @@ impl<P: Plain> NativeLaunch<P> {
             scratch_bytes: u32::try_from(self.scratch_bytes)
                 .map_err(|_| Rejection::Constraint(format!("{} scratch bytes", self.scratch_bytes)))?,
             overlap: false,
+            views: Vec::new(),
         })
     }
 }

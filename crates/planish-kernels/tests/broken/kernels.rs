@@ -99,7 +99,16 @@ pub fn launch(
     let error = |e: planish_device::Error| Rejection::Compile(e.to_string());
     let program = backend.load(&Source::Native { name: "broken", run }).map_err(error)?;
     let params = Params::new(p);
-    Ok(vec![Launch { program, args: args.to_vec(), params, tasks: 1, threads: 1, scratch_bytes: 0, overlap: false }])
+    Ok(vec![Launch {
+        program,
+        args: args.to_vec(),
+        params,
+        tasks: 1,
+        threads: 1,
+        scratch_bytes: 0,
+        overlap: false,
+        views: Vec::new(),
+    }])
 }
 
 #[derive(Clone, Copy)]

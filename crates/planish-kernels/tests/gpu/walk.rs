@@ -40,6 +40,7 @@ fn walks_take_every_tile_of_every_grid_once() {
         threads: 32,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
     host.submit(&host.record(&[launch]).expect("a launch")).expect("a run");
     let mut bytes = vec![0; order.len()];
