@@ -28,7 +28,7 @@ fn card() -> Result<Cuda, planish_device::Error> {
 /// Compiles a share of the programs of `ops` into the cache: what the test will load, if the card is as large as one.
 fn compile(ops: &[&'static GpuOp], arch: &str, share: usize, of: usize) {
     let Ok(nvrtc) = Nvrtc::find(cache()) else { return };
-    let card = record::card();
+    let card = record::card(arch);
     let mut programs = BTreeSet::new();
     for op in ops {
         for shape in op.shapes() {
@@ -92,6 +92,7 @@ fn a_card_refuses_memory_of_the_host_and_wrong_launches() {
         threads,
         scratch_bytes: 0,
         overlap: false,
+        views: Vec::new(),
     };
     let (x, y) = (memory(&cuda), memory(&cuda));
     let refused = |launch: Launch| cuda.record(&[launch]).err().expect("refused").to_string();

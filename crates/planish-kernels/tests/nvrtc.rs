@@ -29,9 +29,9 @@ struct Job {
     default: bool,
 }
 
-/// The distinct programs of `op` over its shapes: of default configurations, then of the corners of its space.
-fn programs(op: &'static GpuOp) -> [Vec<Job>; 2] {
-    let card = record::card();
+/// The distinct programs of `op` for `arch` over its shapes: of default configurations, then of the corners of its space.
+fn programs(op: &'static GpuOp, arch: &str) -> [Vec<Job>; 2] {
+    let card = record::card(arch);
     let machine = Machine { backend: &card, isa: Isa::Portable };
     let mut jobs: Vec<Job> = Vec::new();
     let mut add = |launch: Recorded, default: bool| {
@@ -135,12 +135,13 @@ fn every_op_compiles_for_every_architecture() {
     let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
     let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
     assert!(!ops.is_empty(), "no op is called {wanted}");
-    let programs: Vec<[Vec<Job>; 2]> = ops.iter().map(|op| programs(op)).collect();
-    let of = |(arch, defaults, corners): (&'static str, usize, usize)| {
-        let chosen = programs.iter().flat_map(move |[d, c]| spread(d, defaults).chain(spread(c, corners)));
-        chosen.map(move |job| (arch, job))
-    };
-    let jobs: Vec<(&'static str, &Job)> = ARCHS.into_iter().flat_map(of).collect();
+    let programs = ARCHS.map(|(arch, ..)| ops.iter().map(|op| programs(op, arch)).collect::<Vec<_>>());
+    let mut jobs: Vec<(&'static str, &Job)> = Vec::new();
+    for ((arch, defaults, corners), programs) in ARCHS.into_iter().zip(&programs) {
+        for [d, c] in programs {
+            jobs.extend(spread(d, defaults).chain(spread(c, corners)).map(|job| (arch, job)));
+        }
+    }
     let start = std::time::Instant::now();
     if let Some((share, of)) = processes::share() {
         // Only to fill the cache; what fails here fails again in the test itself.

@@ -13,6 +13,7 @@ mod teams;
 pub mod text;
 pub mod tier;
 pub mod tiles;
+pub mod wgmma;
 
 use crate::op::{Machine, Op, Shape};
 use text::Text;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use planish_device::recorder::{Recorder, source};
-use planish_device::{Backend, Init, Launch, Limits, Slice, Source};
+use planish_device::{Backend, Init, Launch, Limits, Slice, Source, View};
 use planish_tune::{Config, Rejection};
 
 use crate::cpu::isa::Isa;
@@ -11,9 +11,9 @@ use crate::gate::arg_len;
 use crate::gpu::GpuOp;
 use crate::op::{Fill, Machine, OpCall, Shape};
 
-/// A machine that runs nothing, with the limits of a large NVIDIA card.
-pub fn card() -> Recorder {
-    Recorder::new(Limits {
+/// A machine that runs nothing, with the limits of a large NVIDIA card of architecture `arch`, such as `sm_90a`.
+pub fn card(arch: &str) -> Recorder {
+    let card = Recorder::new(Limits {
         backend: "cuda".into(),
         max_threads: 1024,
         processors: 132,
@@ -23,7 +23,8 @@ pub fn card() -> Recorder {
         l2_bytes: 50 << 20,
         llc_bytes: 50 << 20,
         read_gb_s: Some(4000.0),
-    })
+    });
+    card.with_fact("arch", arch)
 }
 
 /// One launch as a device would get it.
@@ -45,6 +46,8 @@ pub struct Recorded {
     pub params: Vec<u8>,
     /// Offset and size of each argument.
     pub args: Vec<(usize, usize)>,
+    /// Views of them.
+    pub views: Vec<View>,
 }
 
 impl Recorded {
@@ -78,5 +81,6 @@ fn recorded(launch: &Launch) -> Result<Recorded, Rejection> {
         shared_bytes: launch.scratch_bytes,
         params: launch.params.bytes().to_vec(),
         args: launch.args.iter().map(|a| (a.offset, a.len)).collect(),
+        views: launch.views.clone(),
     })
 }

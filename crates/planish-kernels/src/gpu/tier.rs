@@ -95,6 +95,14 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
             all.extend(off.next_back());
         }
     }
+    // Every variant is tried, next after the default.
+    for value in space.params.iter().filter(|p| p.name == "VARIANT").flat_map(|p| &p.values) {
+        let of = |c: &&Config| c.get("VARIANT") == Some(value);
+        if !all.iter().any(|c| of(&c)) {
+            let found = others.iter().filter(of).find(|c| legal(c)).cloned();
+            found.into_iter().for_each(|c| all.insert(1, c));
+        }
+    }
     let mut shapes = BTreeSet::new();
     let mut kept: Vec<Config> = Vec::new();
     for config in all {

@@ -109,7 +109,7 @@ fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String,
         let config = pins.iter().fold(space.default.clone(), |c, (name, value)| c.with(name, value.clone()));
         Ok(Some(Chosen { config, tier: "pinned" }))
     };
-    let card = record::card();
+    let card = record::card(&args.arch);
     let machine = Machine { backend: &card, isa: Isa::Portable };
     let path = session::resolve(model, ui)?;
     let (file, weights) = ModelFile::open_with(&path, |gguf, hyper| Weights::empty(gguf, hyper, &card))?;
