@@ -31,6 +31,7 @@ macro_rules! shared {
     at.group = TG_X;
     at.groups = TG_COUNT;
     load_words(words, table, p.first, p.count, at);
+    const Tag THERE = tag_of(0u, false);
 "
     };
 }
@@ -50,15 +51,17 @@ macro_rules! embed {
     };
 }
 macro_rules! qkv {
-    ($layer:literal) => {
-        concat!("phase_qkv(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $tags:literal) => {
+        concat!("phase_qkv(work, ", $layer, ", ", $tags, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! attend {
-    ($layer:literal, $newest:literal) => {
+    ($layer:literal, $newest:literal, $tag:literal) => {
         concat!(
             "phase_attend(arena, words, ",
             $newest,
+            ", ",
+            $tag,
             ", ropes, keys, values, work, ",
             $layer,
             ", p, qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
@@ -66,23 +69,27 @@ macro_rules! attend {
     };
 }
 macro_rules! out {
-    ($layer:literal) => {
-        concat!("phase_out(work, ", $layer, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $tags:literal) => {
+        concat!("phase_out(work, ", $layer, ", ", $tags, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
-    ($layer:literal) => {
-        concat!("phase_up(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $tag:literal) => {
+        concat!("phase_up(work, ", $layer, ", ", $tag, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! down {
-    ($layer:literal) => {
-        concat!("phase_down(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $tag:literal) => {
+        concat!("phase_down(work, ", $layer, ", ", $tag, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
-    () => {
-        "phase_head(work, logits, p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
+    ($tag:literal) => {
+        concat!(
+            "phase_head(work, logits, ",
+            $tag,
+            ", p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
+        )
     };
 }
 macro_rules! kernel {
@@ -97,12 +104,12 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first"))),
-    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]")),
-    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first"))),
-    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first"))),
-    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first"))),
-    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!())),
+    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first", "THERE, THERE"))),
+    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "THERE")),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "THERE, THERE"))),
+    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first", "THERE"))),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "THERE"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!("THERE"))),
     // Metal has grids only where its backend vouches for them.
     "#ifdef KERNEL_GRID\nKERNEL_GRID(decode_fused, ",
     arguments!(),
@@ -110,55 +117,48 @@ pub const TEXT: &str = concat!(
     shared!(),
     "    ",
     ahead!("PHASE_QKV"),
-    "const uint newest = step[STEP_POSITION];
+    "const uint newest = step[STEP_POSITION], tags = atomic_load(sync, 1u);
     uint sense = GRID_SENSE(sync);
+    Tag before = THERE;
     if ((p.ends & 1u) != 0u) {
         ",
     embed!(),
     "
-        GRID_ARRIVE(sync);
-        GRID_WAIT(sync, sense);
+        BARRIER;
     }
     for (uint layer = p.first; layer < p.first + p.count; ++layer) {
+        const Tag now = tag_of(tags + layer - p.first + 1u, true);
         prefetch_cache(keys, values, words, layer, newest, at);
         ",
-    qkv!("layer"),
+    qkv!("layer", "before, now"),
     "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        BETWEEN;
         ",
-    attend!("layer", "newest"),
+    attend!("layer", "newest", "now"),
     "
-        GRID_ARRIVE(sync);
         if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
-        GRID_WAIT(sync, sense);
+        BARRIER;
         ",
-    out!("layer"),
+    out!("layer", "before, now"),
     "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        BETWEEN;
         ",
-    up!("layer"),
+    up!("layer", "now"),
     "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        BETWEEN;
         ",
-    down!("layer"),
+    down!("layer", "now"),
     "
-        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
-            GRID_ARRIVE(sync);
-            ahead_pay(ahead, words, arena, ring, copies, at);
-            GRID_WAIT(sync, sense);
-        }
+        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) BETWEEN;
+        before = now;
     }
     if ((p.ends & 2u) != 0u) {
         ",
-    head!(),
+    head!("before"),
     "
     }
+    // Every group has seen the tags before by now: a barrier of each layer says so.
+    if (at.group == 0u && at.tid == 0u) atomic_store(sync, 1u, tags + p.count);
 }
 #endif
 ",

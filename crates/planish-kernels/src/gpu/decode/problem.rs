@@ -4,7 +4,7 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection};
 
 use super::launch::{Draw, step};
-use super::model::{At, LayerAt, Memory, Model, ModelAt, RING, STEP_WORDS};
+use super::model::{At, LayerAt, Memory, Model, ModelAt, RING, STEP_WORDS, SYNC_WORDS};
 use super::reference::{self, CACHE, Given, Gives, Layer, Matrix};
 use crate::data::{self, Rng};
 use crate::gpu::planes::Planes;
@@ -383,7 +383,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let (before, after) = steps_words(token, position, drawn.filter(|_| judged));
     let [keys, values] = held;
     let [after_k, after_v] = [(0, &keys), (1, &values)].map(|(i, x)| caches_after(&m, x, i, position, &y));
-    let any = Expected { dtype: Dtype::U32, values: vec![0.0], bounds: vec![f64::INFINITY], untouched: 0 };
+    let any = Expected { dtype: Dtype::U32, values: vec![0.0; SYNC_WORDS], bounds: vec![f64::INFINITY; SYNC_WORDS], untouched: 0 };
     Problem {
         shape: s.clone(),
         attrs: Attrs::new().with("draw", f64::from(u32::from(drawn.is_some() && judged))),
@@ -396,7 +396,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
             Arg::InOut(data::bytes_f16(&values), after_v),
             Arg::Scratch(m.work_bytes()),
             Arg::Out(y.logits),
-            Arg::InOut(vec![0; 4], any),
+            Arg::InOut(vec![0; 4 * SYNC_WORDS], any),
         ],
         label: format!("{fill:?} seed={seed}"),
     }
