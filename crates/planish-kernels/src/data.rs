@@ -71,6 +71,15 @@ pub fn bytes_f16(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
 }
 
+/// The value of float type `dtype` that is nearest to `v`.
+pub fn nearest(v: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(v).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(v).to_f32(),
+        _ => v,
+    }
+}
+
 /// Rounds `values` to float type `dtype` and gives their little-endian bytes.
 pub fn rounded(values: &mut [f32], dtype: Dtype) -> Vec<u8> {
     match dtype {

@@ -2,8 +2,8 @@
 
 use crate::data::{self, Rng};
 use crate::gpu::text::check_io;
-use crate::op::{Attrs, Fill, Shape};
-use crate::reference::{Real, lift};
+use crate::op::{Attrs, Dtype, Fill, Shape};
+use crate::reference::lift;
 
 use super::reference::{self, Mask};
 
@@ -118,12 +118,13 @@ impl Both {
     }
 }
 
-/// Appends output and log-sum-exp of the head whose q, k and v are `rows`.
-pub fn forward(mask: &Mask, rows: [&[f32]; 3], o: &mut Both, lse: &mut Both) {
-    fn at<T: Real>(mask: &Mask, [q, k, v]: [&[f32]; 3]) -> (Vec<T>, Vec<T>) {
-        reference::forward(mask, &lift::<T>(q), &lift::<T>(k), &lift::<T>(v))
-    }
-    let (exact, plain) = (at::<f64>(mask, rows), at::<f32>(mask, rows));
+/// Appends output and log-sum-exp of the head whose q, k and v are `rows`, of type `io`.
+///
+/// What plain arithmetic of that type gives rounds the weights to it before they multiply v, as matrix units take them.
+pub fn forward(mask: &Mask, io: Dtype, rows: [&[f32]; 3], o: &mut Both, lse: &mut Both) {
+    let [q, k, v] = rows.map(lift::<f64>);
+    let exact = reference::forward(mask, &q, &k, &v);
+    let plain = reference::forward_weighed(mask, rows, |weight| data::nearest(weight, io));
     o.extend(exact.0, plain.0);
     lse.extend(exact.1, plain.1);
 }

@@ -3,6 +3,7 @@
 pub mod inputs;
 pub mod reference;
 pub mod space;
+mod wgmma;
 
 use planish_device::Launch;
 use planish_tune::{Config, Rejection};
@@ -25,7 +26,7 @@ pub static OP: GpuOp = GpuOp {
         name: "attention",
         about: "O = softmax(mask(softcap(scale Q K^T))) V, L its log-sum-exp; bound by arithmetic",
         check,
-        space: |s, machine| space::forward(s, machine),
+        space: |s, machine| wgmma::with(space::forward(s, machine), s, machine),
         cost,
         cases,
         problem,
@@ -41,7 +42,9 @@ pub static OP: GpuOp = GpuOp {
         "causal=1,head_dim=80,heads=8,keys=67,kv_heads=1,queries=5,sequences=1,softcap=1,type=f16,window=32",
         "causal=0,head_dim=96,heads=2,keys=31,kv_heads=1,queries=17,sequences=2,softcap=0,type=bf16,window=9",
         "causal=1,head_dim=128,heads=1,keys=70,kv_heads=1,queries=33,sequences=1,softcap=0,type=f16,window=100",
+        "causal=1,head_dim=64,heads=3,keys=150,kv_heads=1,queries=140,sequences=2,softcap=0,type=bf16,window=0",
         "causal=0,head_dim=256,heads=2,keys=23,kv_heads=2,queries=9,sequences=1,softcap=1,type=f32,window=0",
+        "causal=1,head_dim=256,heads=2,keys=99,kv_heads=1,queries=21,sequences=1,softcap=1,type=f16,window=0",
     ],
 };
 
@@ -105,7 +108,6 @@ pub fn cases(shape: &Shape) -> Vec<Shape> {
 
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
     let (shape, heads) = (&call.shape, Heads::of(&call.shape));
-    let constants = space::forward_constants(config, shape)?;
     let blocks = shape.size("queries").div_ceil(knob(config, "BLOCK_Q")?);
     let groups = shape.size("sequences") * heads.q * blocks;
     if groups == 0 {
@@ -113,11 +115,15 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     }
     let [scale, softcap] = ["scale", "softcap"].map(|name| (call.attrs.get(name) as f32).to_bits());
     let [queries, keys, causal, window] = ["queries", "keys", "causal", "window"].map(|name| shape.size(name) as u32);
+    let params = vec![heads.q as u32, heads.kv as u32, queries, keys, causal, window, scale, softcap];
+    if config.name("VARIANT") == Some(wgmma::NAME) {
+        return wgmma::steps(call, config, params, machine);
+    }
     let launch = KernelLaunch {
         text: &OP.text,
         entry: "attention",
-        constants,
-        params: vec![heads.q as u32, heads.kv as u32, queries, keys, causal, window, scale, softcap],
+        constants: space::forward_constants(config, shape)?,
+        params,
         groups,
         threads: 32 * knob(config, "SIMDGROUPS")?,
         shared_bytes: 0,
@@ -147,7 +153,7 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
                 "k" => &k[kv * kv_len..][..kv_len],
                 _ => &v[kv * kv_len..][..kv_len],
             };
-            inputs::forward(&mask, [at("q"), at("k"), at("v")], &mut o, &mut lse);
+            inputs::forward(&mask, io, [at("q"), at("k"), at("v")], &mut o, &mut lse);
         }
     }
     let outs = [Arg::Out(Expected::float(io, o.exact, &o.plain)), Arg::Out(Expected::f32(lse.exact, &lse.plain))];

@@ -57,6 +57,12 @@ fn capped<T: Real>(mask: &Mask, a: &[T], b: &[T]) -> (T, T) {
 
 /// Output `[queries][dim]` and log-sum-exp `[queries]`; zeros and negative infinity for a query that sees no key.
 pub fn forward<T: Real>(mask: &Mask, q: &[T], k: &[T], v: &[T]) -> (Vec<T>, Vec<T>) {
+    forward_weighed(mask, [q, k, v], |weight| weight)
+}
+
+/// The same with `round` of each weight before it multiplies a row of v, and before the division by their sum, which
+/// counts what was not rounded: where the product with v takes operands of 16 bits, weights are of 16 bits too.
+pub fn forward_weighed<T: Real>(mask: &Mask, [q, k, v]: [&[T]; 3], round: impl Fn(T) -> T) -> (Vec<T>, Vec<T>) {
     let d = mask.dim;
     let mut out = vec![T::of(0.0); mask.queries * d];
     let mut lse = vec![T::of(f64::NEG_INFINITY); mask.queries];
@@ -70,7 +76,7 @@ pub fn forward<T: Real>(mask: &Mask, q: &[T], k: &[T], v: &[T]) -> (Vec<T>, Vec<
         }
         lse[i] = largest + total.ln();
         for (j, c) in seen.iter().zip(&c) {
-            let p = (*c - largest).exp() / total;
+            let p = round((*c - largest).exp()) / total;
             for e in 0..d {
                 out[i * d + e] += p * v[j * d + e];
             }
