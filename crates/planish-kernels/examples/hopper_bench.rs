@@ -25,7 +25,8 @@ fn main() -> Result<(), Failure> {
     let cache = std::env::temp_dir().join("planish-hopper-bench");
     let cuda = Cuda::new(CudaOptions { ordinal: 0, cache })?;
     println!("{}, {}, read {:.0} GB/s", cuda.identity().label, cuda.arch(), cuda.limits().read_gb_s.unwrap_or(0.0));
-    for (name, run) in [("gemm", gemm as fn(&Cuda) -> Result<(), Failure>)] {
+    let all: [(&str, fn(&Cuda) -> Result<(), Failure>); 3] = [("gemm", gemm), ("attention", attention), ("loss", loss)];
+    for (name, run) in all {
         if wanted.is_empty() || wanted.iter().any(|w| w == name) {
             run(&cuda)?;
         }
@@ -42,6 +43,10 @@ fn machine(cuda: &Cuda) -> Machine<'_> {
 enum Holds {
     /// Floats of this type of 16 bits, between 0.06 and 1 in size.
     Floats(Dtype),
+    /// Words below this number.
+    Below(usize),
+    /// Ones as f32.
+    Ones,
     /// Zeros.
     Zeros,
 }
@@ -49,18 +54,21 @@ enum Holds {
 /// Memory for one argument.
 fn memory(cuda: &Cuda, bytes: usize, holds: Holds, seed: u64) -> Result<Buffer, Failure> {
     let buffer = cuda.alloc(bytes, Init::Zero)?;
-    if let Holds::Floats(dtype) = holds {
-        let (least, span) = if dtype == Dtype::F16 { (0x2c00, 0x1000) } else { (0x3d80, 0x200) };
-        let mut rng = Rng::new(seed);
-        let values = (0..1 << 20).flat_map(|_| {
-            let bits = least + rng.below(span) as u16 + 0x8000 * rng.below(2) as u16;
-            bits.to_le_bytes()
-        });
-        let pattern: Vec<u8> = values.collect();
-        for at in (0..bytes).step_by(pattern.len()) {
-            let n = pattern.len().min(bytes - at);
-            cuda.write(&buffer.slice(at, n)?, &pattern[..n])?;
+    let mut rng = Rng::new(seed);
+    let mut word = || match holds {
+        Holds::Floats(dtype) => {
+            let (least, span) = if dtype == Dtype::F16 { (0x2c00, 0x1000) } else { (0x3d80, 0x200) };
+            let mut half = || least + rng.below(span) as u32 + 0x8000 * rng.below(2) as u32;
+            half() | half() << 16
         }
+        Holds::Below(n) => rng.below(n as u64) as u32,
+        Holds::Ones => 1f32.to_bits(),
+        Holds::Zeros => 0,
+    };
+    let pattern: Vec<u8> = (0..1 << 18).flat_map(|_| word().to_le_bytes()).collect();
+    for at in (0..bytes).step_by(pattern.len()) {
+        let n = pattern.len().min(bytes - at);
+        cuda.write(&buffer.slice(at, n)?, &pattern[..n])?;
     }
     Ok(buffer)
 }
@@ -212,4 +220,65 @@ fn gemm(cuda: &Cuda) -> Result<(), Failure> {
         compare(cuda, op, [&shape, &small], &args, &attrs, &changes)?;
     }
     Ok(())
+}
+
+fn attention(cuda: &Cuda) -> Result<(), Failure> {
+    let op = &gpu::attention::OP;
+    // Sequences, heads, key heads, rows, elements of a head, and whether causal; then blocks beside the default.
+    let block =
+        |q: i64, k: i64| vec![("BLOCK_Q", Value::Int(q)), ("BLOCK_K", k.into()), ("SIMDGROUPS", (q / 16).into())];
+    let portable = |q: i64, k: i64| {
+        let mut changes: Vec<(&str, Value)> = vec![("VARIANT", "portable".into()), ("SIMDGROUPS", (q / 8).into())];
+        changes.extend([("BLOCK_Q", Value::Int(q)), ("BLOCK_K", k.into())]);
+        changes
+    };
+    let shapes = [
+        ((1, 32, 32, 4096, 128, 1), vec![block(128, 176), block(128, 96), portable(64, 32)]),
+        ((1, 32, 32, 4096, 128, 0), vec![block(128, 128)]),
+        ((1, 32, 8, 512, 128, 1), vec![block(128, 64)]),
+        ((4, 9, 3, 2048, 64, 1), vec![block(128, 128)]),
+        ((1, 32, 32, 4096, 80, 1), vec![]),
+        ((1, 32, 32, 4096, 96, 1), vec![]),
+        ((1, 16, 4, 4096, 256, 1), vec![block(128, 64)]),
+    ];
+    for ((sequences, heads, kv_heads, rows, dim, causal), blocks) in shapes {
+        let shape = |sequences, heads, kv_heads, queries, keys| {
+            format!(
+                "causal={causal},head_dim={dim},heads={heads},keys={keys},kv_heads={kv_heads},queries={queries},\
+                 sequences={sequences},softcap=0,type=bf16,window=0"
+            )
+        };
+        let floats = Holds::Floats(Dtype::Bf16);
+        let (q, kv) = (2 * sequences * heads * rows * dim, 2 * sequences * kv_heads * rows * dim);
+        let lse = 4 * sequences * heads * rows;
+        let args = [(q, floats), (kv, floats), (kv, floats), (q, Holds::Zeros), (lse, Holds::Zeros)];
+        let attrs = Attrs::new().with("scale", (dim as f64).sqrt().recip());
+        let mut changes: Vec<&[(&str, Value)]> = vec![&[]];
+        changes.extend(blocks.iter().map(Vec::as_slice));
+        let texts = [shape(sequences, heads, kv_heads, rows, rows), shape(1, 2, 1, 131, 300)];
+        compare(cuda, op, [&texts[0], &texts[1]], &args, &attrs, &changes)?;
+    }
+    Ok(())
+}
+
+fn loss(cuda: &Cuda) -> Result<(), Failure> {
+    let op = &gpu::linear_cross_entropy_dh::OP;
+    let shape = |tokens: usize, hidden: usize, vocab: usize| {
+        format!("bias=0,hidden={hidden},reduction=mean,smooth=0,softcap=0,tokens={tokens},type=bf16,vocab={vocab}")
+    };
+    let (t, h, v) = (4096, 2048, 128_256);
+    let floats = Holds::Floats(Dtype::Bf16);
+    let chunk = 11520;
+    let zeros = [4 * t, 4 * t, 8, 2 * t * h, 4 * (t + 1), 8 * t * chunk / 256, 2 * t * chunk, 4 * t * h, 12 * t];
+    let mut args = vec![(2 * t * h, floats), (2 * v * h, floats), (4 * t, Holds::Below(v)), (4, Holds::Ones)];
+    args.extend(zeros.map(|n| (n, Holds::Zeros)));
+    let outside: usize = args[4..].iter().map(|a| a.0).sum();
+    println!("{} outputs and scratch of {:.0} MiB", op.op.name, outside as f64 / f64::from(1 << 20));
+    // Logits of about -6 to 6.
+    let attrs = Attrs::new().with("scale", 0.1).with("ignore_index", -100.0);
+    let chunks = [vec![], vec![("CHUNK", Value::Int(8192))]];
+    let changes: Vec<&[(&str, Value)]> = chunks.iter().map(Vec::as_slice).collect();
+    let texts = [shape(t, h, v), shape(140, 72, 5000)];
+    // The gate's shape has chunks that the timed one has, and more than one of the smaller.
+    compare(cuda, op, [&texts[0], &texts[1]], &args, &attrs, &changes)
 }

@@ -64,6 +64,7 @@ gpu_ops! {
     cross_entropy_backward,
     linear_cross_entropy,
     linear_cross_entropy_backward,
+    linear_cross_entropy_dh,
     rms_norm_backward,
     rms_norm_gated,
     null,

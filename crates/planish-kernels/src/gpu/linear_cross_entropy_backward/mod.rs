@@ -58,7 +58,7 @@ pub static OP: GpuOp = GpuOp {
     ],
 };
 
-const TEXT: Text = Text(&[
+pub(super) const TEXT: Text = Text(&[
     IO,
     REDUCE,
     LOSS,
