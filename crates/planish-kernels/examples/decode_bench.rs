@@ -124,7 +124,7 @@ fn main() -> Result<(), Fault> {
         values: alloc(2 * m.cache_elements())?,
         work: alloc(m.work_bytes())?,
         logits: alloc(4 * m.vocab)?,
-        sync: of_words(&[0; 2])?,
+        sync: of_words(&[0])?,
     };
     // What a token reads: all but the embedding, of which it is a row, unless that is the head.
     let read = bytes - if at.embedding == at.head { 0 } else { at.layers[0].attn_norm.min(at.head.offset) };

@@ -129,17 +129,6 @@ INLINE void prefetch(const void* p, uint bytes) {
 #endif
 }
 
-// Values that groups of a grid pass on without a barrier: each word has a tag beside it, and arrives together with it.
-INLINE void link_put(uint* p, uint i, uint v, uint tag) {
-    asm volatile("st.volatile.v2.u32 [%0], {%1, %2};" :: "l"(p + 2 * (size_t)i), "r"(v), "r"(tag) : "memory");
-}
-// Words i and i + 1, i even, each followed by its tag.
-INLINE uint4 link_get(const uint* p, uint i) {
-    uint4 v; asm volatile("ld.volatile.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p + 2 * (size_t)i) : "memory");
-    return v;
-}
-INLINE void link_pause() {}
-
 // Copies of a SIMD group into threadgroup memory that go on while it does other work: one copy_t for each that may be
 // under way. From sm_90 on the copy engine makes them; before, they are over at once.
 typedef unsigned long long copy_t;

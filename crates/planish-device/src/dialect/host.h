@@ -285,20 +285,6 @@ template <class P> static inline void mm_store(const mm_acc& c, P p, uint s, EXE
     for (uint i = 0; i < 8; ++i) { const uint e = LANE * 8 + i; p[e / 16 * s + e % 16] = c.v[i]; }
 }
 
-// Values that groups of a grid pass on without a barrier: each word has a tag beside it, and arrives together with it.
-template <class P> static inline void link_put(P p, uint i, uint v, uint tag) {
-    uint* at = &p[2 * (size_t)i]; exec::atomic_guard(at); at[0] = v; p[2 * (size_t)i + 1] = tag; exec::atomic_guard(at);
-}
-// Words i and i + 1, i even, each followed by its tag; who waits for a tag pauses between two looks.
-template <class P> static inline uint4 link_get(P p, uint i) {
-    const uint *a = &p[2 * (size_t)i], *b = &p[2 * (size_t)i + 2];
-    exec::atomic_guard((void*)a); exec::atomic_guard((void*)b);
-    const uint4 v = make_uint4(a[0], p[2 * (size_t)i + 1], b[0], p[2 * (size_t)i + 3]);
-    exec::atomic_guard((void*)a); exec::atomic_guard((void*)b);
-    return v;
-}
-static inline void link_pause() { exec::relax(); }
-
 // Copies of a SIMD group into threadgroup memory that go on while it does other work: one copy_t for each that may be
 // under way, made ready by simd_copies. A copy takes `rows` rows of `quads` each: row min(row + r, last) of those at
 // `from`, `stride` apart, to row r of `to`. What is waited for is the copy started as number `turn` with `c`.

@@ -125,11 +125,6 @@ inline void grid_wait(device atomic<uint>* counter, thread uint& sense, uint thr
 // Metal has no way to bring memory closer ahead of its use.
 template <class P> inline void prefetch(P p, uint bytes) {}
 
-// Values with tags beside them, which Metal does not promise to deliver together: no kernel waits for them here.
-inline void link_put(DEVICE uint* p, uint i, uint v, uint tag) { p[2 * i] = v; p[2 * i + 1] = tag; }
-inline uint4 link_get(DEVICE const uint* p, uint i) { return make_uint4(p[2 * i], p[2 * i + 1], p[2 * i + 2], p[2 * i + 3]); }
-inline void link_pause() {}
-
 // Copies of a SIMD group into threadgroup memory: over at once here.
 typedef uint copy_t;
 inline void simd_copies(threadgroup copy_t* c, uint n, uint lane) {}

@@ -260,8 +260,6 @@ void grid_barrier(int line) {
     acquire(&grid_sync);
 }
 
-void relax() { push(current); next(); }
-
 static void count_shared(Group& g, size_t bytes, const char* name) {
     if ((g.used += bytes) > SHARED_LIMIT) fail("threadgroup memory of %zu bytes at %s: Metal allows %zu", g.used, name, SHARED_LIMIT);
 }

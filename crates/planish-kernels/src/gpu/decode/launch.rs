@@ -34,7 +34,6 @@ struct Step<'a> {
     groups: usize,
     threads: usize,
     splits: usize,
-    linked: usize,
     /// Bytes of the copies under way in a group, and behind them of the sums that attention puts together.
     ring: usize,
 }
@@ -56,8 +55,6 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("ROWS_DOWN", get("ROWS_DOWN")?),
         ("ROWS_HEAD", get("ROWS_HEAD")?),
         ("SLOT_QUADS", slot as i64),
-        ("LINKED", get("LINKED")?),
-        ("HEAD_PIECES", model.head_dim.div_ceil(32) as i64),
         ("HIDDEN", model.hidden as i64),
         ("HEADS", model.heads as i64),
         ("KV_HEADS", model.kv_heads as i64),
@@ -140,7 +137,7 @@ impl Step<'_> {
         match draw {
             Draw::None => Ok(Vec::new()),
             Draw::Greedy => {
-                let at = 4 * self.model.best_at(self.splits, self.linked);
+                let at = 4 * self.model.best_at(self.splits);
                 let best = m.work.buffer.slice(m.work.offset + at, 8 * self.groups);
                 let best = best.map_err(|e| Rejection::Launch(e.to_string()))?;
                 Ok(vec![end("decode_pick", vec![best, m.step.clone()])?])
@@ -176,7 +173,6 @@ pub fn step(
         groups: groups?,
         threads: threads?,
         splits: splits?,
-        linked: knob(config, "LINKED")?,
         ring: ring_bytes(model, at, config)? + merge_bytes(model, knob(config, "THREADS")?),
     };
     let mut launches = match config.name("PATH") {

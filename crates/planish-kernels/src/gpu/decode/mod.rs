@@ -118,7 +118,7 @@ pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result
 /// What may be tried for a model on `machine`.
 pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (tier, limits) = (Tier::on(machine), machine.backend.limits());
-    let (host, fused) = (limits.backend == "host", ["host", "cuda"].contains(&limits.backend.as_str()));
+    let host = limits.backend == "host";
     let resident = if host { HOST_RESIDENT } else { usize::MAX };
     let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
     let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
@@ -133,19 +133,14 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 trades: "launches against barriers of a grid",
                 values: names(&["token", "layer", "graph", "launches"]),
             },
-            ints(
-                "BLOCKS",
-                "groups that share the rows against groups that a barrier waits for",
-                &[2, 16, 64, 132, 264],
-            ),
+            ints("BLOCKS", "groups that share the rows against groups that a barrier waits for", &[2, 16, 64, 132]),
             ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 512, 1024]),
             ints("SPLITS", "groups that share a head against parts to put together", &[1, 4, 8, 16, 32]),
             ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2, 4]),
             ints("ROWS_UP", "rows of gate and up at a time", &[2, 4, 8]),
             ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
-            ints("LINKED", "1: readers wait for tagged values, at twice the bytes; 0: groups meet at barriers", &[0, 1]),
-            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
+            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4, 5, 6]),
         ],
         constraints: vec![
             named(
@@ -154,10 +149,6 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                     let threads = knob(c, "BLOCKS").and_then(|b| Ok(b * knob(c, "THREADS")?));
                     matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
                 }),
-            ),
-            named(
-                "tags where the machine delivers them with values, and no norm stands behind blocks".into(),
-                Box::new(move |c| c.int("LINKED") == Some(0) || (fused && !m.post_norms)),
             ),
             named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
             named(
@@ -178,7 +169,6 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
             .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
             .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
-            .with("LINKED", i64::from(!m.post_norms && fused))
             .with("SLOTS", tier.pick([2, 2, 2, 3])),
     }
 }

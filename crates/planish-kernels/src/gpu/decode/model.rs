@@ -14,8 +14,6 @@ pub const GROUPS_MAX: usize = 1024;
 pub const RING: usize = 256;
 /// Words of the step: token, position, tokens drawn, one that is spare, and the ring.
 pub const STEP_WORDS: usize = 4 + RING;
-/// Words of what groups meet by: the barrier's, and the tags given so far.
-pub const SYNC_WORDS: usize = 2;
 /// Largest head.
 pub const HEAD_DIM_MAX: usize = 256;
 
@@ -132,7 +130,7 @@ pub struct Memory {
     pub work: Slice,
     /// f32 `[vocab]`.
     pub logits: Slice,
-    /// `SYNC_WORDS` words, zero before the first step.
+    /// One word, zero before the first step.
     pub sync: Slice,
 }
 
@@ -157,16 +155,25 @@ impl Model {
         self.layers * self.kv_heads * self.capacity * self.head_dim
     }
 
-    /// Bytes of work memory, whatever the configuration.
+    /// Bytes of work memory.
     pub fn work_bytes(&self) -> usize {
-        4 * (self.best_at(SPLITS_MAX, 1) + 2 * GROUPS_MAX)
+        let quads = |n: usize| n.next_multiple_of(4);
+        let heads = quads(self.heads * SPLITS_MAX * self.head_dim) + quads(2 * self.heads * SPLITS_MAX);
+        4 * (3 * quads(self.hidden)
+            + quads(self.wide() + 2 * self.kv_wide())
+            + quads(self.ffn)
+            + heads
+            + 2 * GROUPS_MAX)
     }
 
-    /// First float of the best logits of groups in work memory; with `linked` 1, values have tags.
-    pub(crate) fn best_at(&self, splits: usize, linked: usize) -> usize {
+    /// First float of the best logits of groups in work memory.
+    pub(crate) fn best_at(&self, splits: usize) -> usize {
         let quads = |n: usize| n.next_multiple_of(4);
-        let passed = 3 * quads(self.hidden) + quads(self.wide() + 2 * self.kv_wide()) + quads(self.ffn);
-        (1 + linked) * passed + quads(self.heads * splits * self.head_dim) + quads(2 * self.heads * splits)
+        3 * quads(self.hidden)
+            + quads(self.wide() + 2 * self.kv_wide())
+            + quads(self.ffn)
+            + quads(self.heads * splits * self.head_dim)
+            + quads(2 * self.heads * splits)
     }
 
     /// What of the model no kernel can do.
@@ -202,7 +209,8 @@ impl ModelAt {
         for l in &self.layers {
             let norms = l.head_norms.unwrap_or_default();
             let (biases, posts) = (l.biases.unwrap_or_default(), l.post_norms.unwrap_or_default());
-            let vectors = [l.attn_norm, l.ffn_norm, norms[0], norms[1], biases[0], biases[1], biases[2], posts[0], posts[1]];
+            let vectors =
+                [l.attn_norm, l.ffn_norm, norms[0], norms[1], biases[0], biases[1], biases[2], posts[0], posts[1]];
             for vector in vectors {
                 words.push(place(vector)?);
             }

@@ -31,7 +31,6 @@ macro_rules! shared {
     at.group = TG_X;
     at.groups = TG_COUNT;
     load_words(words, table, p.first, p.count, at);
-    const Tag THERE = tag_of(0u, false);
 "
     };
 }
@@ -51,17 +50,15 @@ macro_rules! embed {
     };
 }
 macro_rules! qkv {
-    ($layer:literal, $tags:literal) => {
-        concat!("phase_qkv(work, ", $layer, ", ", $tags, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal) => {
+        concat!("phase_qkv(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! attend {
-    ($layer:literal, $newest:literal, $tag:literal) => {
+    ($layer:literal, $newest:literal) => {
         concat!(
             "phase_attend(arena, words, ",
             $newest,
-            ", ",
-            $tag,
             ", ropes, keys, values, work, ",
             $layer,
             ", p, qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
@@ -69,27 +66,23 @@ macro_rules! attend {
     };
 }
 macro_rules! out {
-    ($layer:literal, $tags:literal) => {
-        concat!("phase_out(work, ", $layer, ", ", $tags, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal) => {
+        concat!("phase_out(work, ", $layer, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
-    ($layer:literal, $tag:literal) => {
-        concat!("phase_up(work, ", $layer, ", ", $tag, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal) => {
+        concat!("phase_up(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! down {
-    ($layer:literal, $tag:literal) => {
-        concat!("phase_down(work, ", $layer, ", ", $tag, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal) => {
+        concat!("phase_down(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
-    ($tag:literal) => {
-        concat!(
-            "phase_head(work, logits, ",
-            $tag,
-            ", p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
-        )
+    () => {
+        "phase_head(work, logits, p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
     };
 }
 macro_rules! kernel {
@@ -104,12 +97,12 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first", "THERE, THERE"))),
-    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "THERE")),
-    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "THERE, THERE"))),
-    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first", "THERE"))),
-    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "THERE"))),
-    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!("THERE"))),
+    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first"))),
+    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]")),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first"))),
+    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first"))),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!())),
     // Metal has grids only where its backend vouches for them.
     "#ifdef KERNEL_GRID\nKERNEL_GRID(decode_fused, ",
     arguments!(),
@@ -117,48 +110,55 @@ pub const TEXT: &str = concat!(
     shared!(),
     "    ",
     ahead!("PHASE_QKV"),
-    "const uint newest = step[STEP_POSITION], tags = atomic_load(sync, 1u);
+    "const uint newest = step[STEP_POSITION];
     uint sense = GRID_SENSE(sync);
-    Tag before = THERE;
     if ((p.ends & 1u) != 0u) {
         ",
     embed!(),
     "
-        BARRIER;
+        GRID_ARRIVE(sync);
+        GRID_WAIT(sync, sense);
     }
     for (uint layer = p.first; layer < p.first + p.count; ++layer) {
-        const Tag now = tag_of(tags + layer - p.first + 1u, true);
         prefetch_cache(keys, values, words, layer, newest, at);
         ",
-    qkv!("layer", "before, now"),
+    qkv!("layer"),
     "
-        BETWEEN;
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
         ",
-    attend!("layer", "newest", "now"),
+    attend!("layer", "newest"),
     "
+        GRID_ARRIVE(sync);
         if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
-        BARRIER;
+        GRID_WAIT(sync, sense);
         ",
-    out!("layer", "before, now"),
+    out!("layer"),
     "
-        BETWEEN;
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
         ",
-    up!("layer", "now"),
+    up!("layer"),
     "
-        BETWEEN;
+        GRID_ARRIVE(sync);
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
         ",
-    down!("layer", "now"),
+    down!("layer"),
     "
-        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) BETWEEN;
-        before = now;
+        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
+            GRID_ARRIVE(sync);
+            ahead_pay(ahead, words, arena, ring, copies, at);
+            GRID_WAIT(sync, sense);
+        }
     }
     if ((p.ends & 2u) != 0u) {
         ",
-    head!("before"),
+    head!(),
     "
     }
-    // Every group has seen the tags before by now: a barrier of each layer says so.
-    if (at.group == 0u && at.tid == 0u) atomic_store(sync, 1u, tags + p.count);
 }
 #endif
 ",
