@@ -284,6 +284,8 @@ impl Search {
         loop {
             let wave = self.next_wave(bench.task.policy.wave);
             let more = !wave.is_empty();
+            let configs: Vec<Config> = wave.iter().map(|&i| self.entries[i].config.clone()).collect();
+            bench.subject.prepare(&configs);
             let cut_short = self.admit_all(bench, &wave)?;
             for round in 0..2 {
                 self.round(bench, round)?;

@@ -143,6 +143,9 @@ pub trait Subject {
     /// The least time that physics allows at a point, from measured ceilings; `None` when unknown.
     fn floor(&self, point: Point) -> Option<Duration>;
 
+    /// Told which candidates will be admitted next, so that what takes long can be done for all of them at once.
+    fn prepare(&mut self, _configs: &[Config]) {}
+
     /// How likely the candidate is to hurt the device; candidates are tried in rising order of it.
     fn risk(&self, _config: &Config) -> u32 {
         0

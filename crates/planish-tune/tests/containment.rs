@@ -232,3 +232,22 @@ fn a_killed_tuner_leaves_the_candidate_it_ran_in_quarantine() {
     assert_eq!(kept.iter().map(|e| &e.config).collect::<Vec<_>>(), [&v(2)]);
     assert!(kept[0].rejection.to_string().contains("died while it ran"));
 }
+
+#[test]
+fn candidates_are_told_before_they_are_admitted_but_for_those_in_quarantine() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = Script::of_times(1, &[1e5, 1.1e5, 0.9e5, 1.2e5]).fault(2, Fault::Panic);
+    let quarantine = open(dir.path());
+    let told: Arc<Mutex<Vec<Config>>> = Arc::default();
+    for round in 0..2 {
+        told.lock().expect("unpoisoned").clear();
+        let heard = Arc::clone(&told);
+        let ahead = move |configs: &[Config]| heard.lock().expect("unpoisoned").extend_from_slice(configs);
+        let mut subject = remote(&script, "plain", &quarantine).preparing(Some(Box::new(ahead)));
+        tune_remote(&mut subject).expect("the default works");
+        let mut told = told.lock().expect("unpoisoned").clone();
+        told.sort();
+        let want = if round == 0 { vec![v(1), v(2), v(3)] } else { vec![v(1), v(3)] };
+        assert_eq!(told, want, "round {round}");
+    }
+}

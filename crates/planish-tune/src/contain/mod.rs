@@ -9,5 +9,5 @@ mod worker;
 
 pub use protocol::{Reply, Request};
 pub use quarantine::{Quarantine, Quarantined};
-pub use remote::{Deadlines, Remote, Setup};
+pub use remote::{Ahead, Deadlines, Remote, Setup};
 pub use worker::{Factory, serve, serve_stdio};

@@ -74,7 +74,11 @@ pub struct Remote {
     /// Candidates whose admission, and whose first timing, has come back once: they are not journalled again.
     proven: HashSet<(Config, bool)>,
     broken: Option<Error>,
+    ahead: Option<Ahead>,
 }
+
+/// Does for many candidates at once what their admission would take long for, beside the worker.
+pub type Ahead = Box<dyn FnMut(&[Config])>;
 
 impl Remote {
     /// A subject that runs in the process that `command` describes, which must call `serve_stdio`.
@@ -90,7 +94,14 @@ impl Remote {
             deaths_in_a_row: 0,
             proven: HashSet::new(),
             broken: None,
+            ahead: None,
         }
+    }
+
+    /// The same with `ahead` told of candidates before they are admitted, but for those in quarantine.
+    pub fn preparing(mut self, ahead: Option<Ahead>) -> Self {
+        self.ahead = ahead;
+        self
     }
 
     /// Workers started so far.
@@ -241,6 +252,14 @@ impl Subject for Remote {
 
     fn floor(&self, point: Point) -> Option<Duration> {
         self.setup.floor.get(point.0 as usize).copied().flatten()
+    }
+
+    fn prepare(&mut self, configs: &[Config]) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        let wanted = |c: &&Config| self.ledger().find(&self.setup.subject, c).is_none();
+        let wanted: Vec<Config> = configs.iter().filter(wanted).cloned().collect();
+        ahead(&wanted);
+        self.ahead = Some(ahead);
     }
 
     fn risk(&self, config: &Config) -> u32 {
