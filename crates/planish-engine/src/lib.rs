@@ -7,6 +7,7 @@ pub mod error;
 pub mod generate;
 pub mod gguf;
 pub mod gpu;
+pub mod gpu_step;
 pub mod identity;
 pub mod model;
 pub mod plan;

@@ -10,13 +10,25 @@ use std::time::Duration;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{OpSubject, Spec};
-use planish_tune::contain::{Deadlines, Quarantine, Remote, Setup};
+use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup};
 use planish_tune::store::{Choice, Evidence, Identity, Ratio, Source, State, Store, Tier, now_ms};
-use planish_tune::{Budget, Clock, Config, Event, Observer, Outcome, Policy, Resume, Subject, Task, Verdict, allot};
+use planish_tune::{
+    Budget, Clock, Config, Event, Observer, Outcome, Point, Policy, Resume, Space, Subject, Task, Verdict, allot,
+};
+use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::gpu_step::{StepModel, StepSpec, StepSubject};
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
+
+/// A worker loads a whole model, and compiles all of its kernels for every candidate.
+const STEP_DEADLINES: Deadlines = Deadlines {
+    build: Duration::from_secs(180),
+    admit: Duration::from_secs(90),
+    time: Duration::from_secs(30),
+    sentinel: Duration::from_secs(60),
+};
 
 /// One item of the worklist.
 #[derive(Clone, Debug)]
@@ -29,6 +41,33 @@ pub struct Work {
     pub share: f64,
     /// Calls in one step.
     pub uses: u32,
+    /// Where the item is a whole step of a model on a GPU, what a worker makes it from.
+    pub step: Option<Arc<Step>>,
+}
+
+/// A whole step of a model on a GPU, as an item of a worklist.
+pub struct Step {
+    /// What may be tried.
+    pub space: Space,
+    /// The least time that it takes.
+    pub floor: Option<Duration>,
+    /// From which a worker makes it.
+    pub spec: StepSpec,
+    /// Compiles candidates before they are admitted, many at once.
+    pub ahead: Option<fn(&StepSpec, &[Config])>,
+}
+
+impl std::fmt::Debug for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Step({:?})", self.spec)
+    }
+}
+
+impl Work {
+    /// What may be tried on `machine`.
+    pub fn space(&self, machine: &Machine<'_>) -> Space {
+        self.step.as_ref().map_or_else(|| (self.op.space)(&self.shape, machine), |step| step.space.clone())
+    }
 }
 
 /// Ceilings that a roofline needs.
@@ -54,7 +93,7 @@ pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
             let share = if total > 0.0 { time(e) / total } else { 0.0 };
             match all.iter_mut().find(|w| w.op.name == e.op.name && w.shape == e.shape) {
                 Some(w) => w.share = w.share.max(share),
-                None => all.push(Work { op: e.op, shape: e.shape.clone(), share, uses: e.uses }),
+                None => all.push(Work { op: e.op, shape: e.shape.clone(), share, uses: e.uses, step: None }),
             }
         }
     }
@@ -161,7 +200,7 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
 
 /// The exact record of an item: it needs no measuring.
 pub fn known(work: &Work, machine: Machine<'_>, identities: &Identities, store: &Store) -> Option<Choice> {
-    let space = (work.op.space)(&work.shape, &machine);
+    let space = work.space(&machine);
     let key = key(work.op, &work.shape).ok()?;
     let identity = identities.of(&space);
     let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
@@ -184,6 +223,40 @@ fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
     }
 }
 
+/// What is done for candidates of an item before they are admitted.
+fn ahead(work: &Work) -> Option<Ahead> {
+    let step = work.step.clone()?;
+    let compile = step.ahead?;
+    Some(Box::new(move |configs| compile(&step.spec, configs)))
+}
+
+/// What the tuner knows of an item without a worker; its name is the caller's.
+fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
+    let plain = "a spec is plain data";
+    if let Some(step) = &work.step {
+        return Ok(Setup {
+            subject: String::new(),
+            space: step.space.clone(),
+            points: vec![Point(0)],
+            floor: vec![step.floor],
+            spec: serde_json::to_value(&step.spec).expect(plain),
+            deadlines: STEP_DEADLINES,
+            risk: |_| 0,
+        });
+    }
+    let spec = spec(work, setting);
+    let local = OpSubject::new(spec.clone(), setting.machine).map_err(Error::request)?;
+    Ok(Setup {
+        subject: String::new(),
+        space: local.space().clone(),
+        points: local.points(),
+        floor: local.points().iter().map(|p| local.floor(*p)).collect(),
+        spec: serde_json::to_value(&spec).expect(plain),
+        deadlines: Deadlines::default(),
+        risk: |_| 0,
+    })
+}
+
 fn tune_one(
     work: &Work,
     setting: &Setting<'_>,
@@ -192,19 +265,10 @@ fn tune_one(
     allowance: Duration,
     watch: &mut dyn Watch,
 ) -> Result<Fate> {
-    let spec = spec(work, setting);
-    let local = OpSubject::new(spec.clone(), setting.machine).map_err(Error::request)?;
     let key = key(work.op, &work.shape)?;
-    let identity = setting.identities.of(local.space());
-    let setup = Setup {
-        subject: format!("{key} {} {}", identity.silicon.hash16(), identity.kernel),
-        space: local.space().clone(),
-        points: local.points(),
-        floor: local.points().iter().map(|p| local.floor(*p)).collect(),
-        spec: serde_json::to_value(&spec).expect("a spec is plain data"),
-        deadlines: Deadlines::default(),
-        risk: |_| 0,
-    };
+    let mut setup = setup(work, setting)?;
+    let (identity, space) = (setting.identities.of(&setup.space), setup.space.clone());
+    setup.subject = format!("{key} {} {}", identity.silicon.hash16(), identity.kernel);
     let command = (setting.worker)();
     let (program, args): (_, Vec<_>) =
         (command.get_program().to_owned(), command.get_args().map(ToOwned::to_owned).collect());
@@ -213,7 +277,7 @@ fn tune_one(
         command.args(&args);
         command
     };
-    let mut remote = Remote::new(setup, again, quarantine.clone());
+    let mut remote = Remote::new(setup, again, quarantine.clone()).preparing(ahead(work));
     let mut forward = Forward(watch);
     let task = Task {
         budget: Budget::new(setting.clock, allowance),
@@ -223,7 +287,9 @@ fn tune_one(
         policy: setting.policy.clone(),
     };
     match planish_tune::tune(&mut remote, task) {
-        Ok(outcome) => {
+        Ok(mut outcome) => {
+            // What the space itself forbids can be listed again, and may be thousands; the tallies keep their number.
+            outcome.rejected.retain(|(config, _)| space.violated(config).is_none());
             let promoted = matches!(outcome.verdict, Verdict::Promoted { .. });
             if promoted || !outcome.partial || !setting.cancel.load(Ordering::Relaxed) {
                 save(store, &key, &identity, &outcome)?;
@@ -275,23 +341,42 @@ fn save(store: &mut Store, key: &planish_tune::store::Key, identity: &Identity, 
     Ok(())
 }
 
+/// What a worker is told to make.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Wanted {
+    Step(StepSpec),
+    Op(Spec),
+}
+
 /// What a worker process does: serves subjects on standard input and output until its input ends.
 ///
 /// `open` gives the machine whose backend has the name that a spec carries; each is opened once, and kept.
 pub fn serve_worker(open: &mut dyn FnMut(&str) -> Result<Machine<'static>, String>) -> Result<()> {
     let mut machines: HashMap<String, Machine<'static>> = HashMap::new();
     let mut factory = |spec: &serde_json::Value| {
-        let spec: Spec = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
-        let machine = match machines.get(&spec.device) {
+        let wanted: Wanted = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
+        let device = match &wanted {
+            Wanted::Step(spec) => &spec.device,
+            Wanted::Op(spec) => &spec.device,
+        };
+        let machine = match machines.get(device) {
             Some(machine) => *machine,
             None => {
-                let machine = open(&spec.device)?;
-                machines.insert(spec.device.clone(), machine);
+                let machine = open(device)?;
+                machines.insert(device.clone(), machine);
                 machine
             }
         };
-        let subject = OpSubject::new(spec, machine)?;
-        Ok(Box::new(subject) as Box<dyn Subject>)
+        match wanted {
+            Wanted::Op(spec) => Ok(Box::new(OpSubject::new(spec, machine)?) as Box<dyn Subject>),
+            Wanted::Step(spec) => {
+                let model = StepModel::open(&spec, &machine).map_err(|e| e.to_string())?;
+                // The process serves this one model until it ends.
+                let model: &'static StepModel = Box::leak(Box::new(model));
+                Ok(Box::new(StepSubject::new(spec, machine, model).map_err(|e| e.to_string())?) as Box<dyn Subject>)
+            }
+        }
     };
     planish_tune::contain::serve_stdio(&mut factory).map_err(|e| Error::request(e.to_string()))
 }

@@ -212,3 +212,25 @@ fn gpu_kernels_are_tuned_through_a_worker_on_the_host_executor() {
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("no op of host is called norm"), "{}", text(&unknown.stderr));
 }
+
+#[test]
+fn a_whole_step_is_tuned_through_a_worker_on_the_host_executor() {
+    if !host_executor() {
+        return;
+    }
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let model = model();
+    let args = ["tune", model.to_str().unwrap(), "--device", "host", "--budget", "25s", "--context", "32", "--json"];
+    let output = command(home.path(), &args).output().unwrap();
+    let first = report(&output);
+    let row = &first["rows"][0];
+    let known = ["tuned", "default kept", "undecided"];
+    assert!(row["op"] == "decode" && known.contains(&row["state"].as_str().unwrap()), "{first}");
+    assert!(row["choice"]["PATH"].is_string() && row.get("error").is_none(), "{first}");
+    assert_eq!(stored(home.path()).len(), 1, "{}", text(&output.stderr));
+    let again = report(&command(home.path(), &args).output().unwrap());
+    assert_eq!(again["measured"], 0, "{again}");
+    let pinned = command(home.path(), &[&args[..], &["--path", "token"]].concat()).output().unwrap();
+    assert_eq!(pinned.status.code(), Some(2));
+}

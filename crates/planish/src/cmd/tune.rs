@@ -2,6 +2,7 @@
 
 mod bought;
 mod kernels;
+mod step;
 mod watch;
 
 use std::path::PathBuf;
@@ -131,6 +132,9 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
     let request = Request { budget, force: args.force, talk: Talk::Lines, ui };
     if !args.kernels.is_empty() {
         return kernels::run(&args.kernels, &args.session, &request);
+    }
+    if args.session.place().device() != Device::Cpu && args.shapes.is_none() && !args.list {
+        return step::run(&args.model, &args.session, &request);
     }
     args.session.place().must_be_cpu()?;
     let bought = match &args.shapes {

@@ -158,7 +158,7 @@ impl Bought {
 
 fn row(done: Done, machine: Machine<'_>) -> Row {
     let work = done.work;
-    let default = (work.op.space)(&work.shape, &machine).default;
+    let default = work.space(&machine).default;
     let mut row = Row {
         op: work.op.name,
         shape: work.shape.clone(),

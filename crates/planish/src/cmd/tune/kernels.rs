@@ -102,7 +102,7 @@ fn work(named: &Named, machine: &Machine<'_>, of: usize) -> Result<Work> {
         .ok_or_else(|| anyhow!("no op of {device} is called {}", named.op))
         .hint("docs/ops.md lists the ops of GPUs, `planish tune --list` those of a model on a processor")?;
     (op.check)(&named.shape).map_err(|why| anyhow!("{}: {why}", op.name)).hint("docs/ops.md has shapes of every op")?;
-    Ok(Work { op, shape: named.shape.clone(), share: 1.0 / of as f64, uses: 1 })
+    Ok(Work { op, shape: named.shape.clone(), share: 1.0 / of as f64, uses: 1, step: None })
 }
 
 /// Read bandwidth, and arithmetic that no right kernel exceeds.

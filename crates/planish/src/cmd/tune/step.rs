@@ -1,0 +1,141 @@
+//! `planish tune MODEL --device cuda`: the whole step of a model on a GPU, its path and its grid, as tokens a second.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use planish_engine::gpu::{self, decoder};
+use planish_engine::gpu_step::{StepSpec, floor};
+use planish_engine::identity::Identities;
+use planish_engine::tuning::{self, Done, Fate, Setting, Step, Work};
+use planish_kernels::subject;
+use planish_tune::{Config, Policy, WallClock};
+
+use super::bought::Bought;
+use super::watch::Progress;
+use super::{Request, Talk, quarantine, worker};
+use crate::device::Device;
+use crate::gpu::GpuSession;
+use crate::hint::WithHint;
+use crate::session::{self, SessionArgs};
+use crate::{Outcome, interrupt};
+
+/// The parameter that says how a step is handed over, for which there is a flag of its own.
+const PATH: &str = "PATH";
+/// Tokens in the cache when a sample begins, and tokens of a sample.
+const DEPTH: (usize, usize) = (512, 64);
+/// The same on the host executor, which proves and does not measure.
+const DEPTH_HOST: (usize, usize) = (3, 2);
+
+/// Tunes the step, keeps what is found, and prints what it bought.
+pub fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<Outcome> {
+    let start = Instant::now();
+    if let Some(path) = args.place().path {
+        let error = anyhow!("--path {}: tuning chooses the path", path.name());
+        return Err(error).hint("leave --path out; run, chat, bench and verify take it");
+    }
+    let session = GpuSession::open(model, args, request.ui)?;
+    let machine = session.machine();
+    let identities = Identities::new(&machine, &Policy::default());
+    let mut store = session::open_store(request.ui);
+    let works = [work(&session, args)?];
+    if !request.force
+        && let Some(choice) = tuning::known(&works[0], machine, &identities, &store)
+    {
+        let done = vec![Done { work: works[0].clone(), fate: Fate::Known(Box::new(choice)) }];
+        let bought = Bought::new(done, machine, &identities, &store).named(session.label());
+        request.ui.note(&bought.nothing_to_measure());
+        bought.print(request.ui)?;
+        return Ok(Outcome::Done);
+    }
+    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
+    let (worker, clock) = (worker(&[])?, WallClock::start());
+    let setting = Setting {
+        machine,
+        device: session.device.to_string(),
+        identities: &identities,
+        worker: &worker,
+        quarantine: quarantine(),
+        budget: request.budget.saturating_sub(start.elapsed()),
+        clock: &clock,
+        policy: Policy::default(),
+        ceilings: None,
+        rotate_bytes: 0,
+        force: request.force,
+        cancel: interrupt::flag(),
+    };
+    let done = tuning::run(&works, &setting, &mut store, &mut progress)?;
+    progress.finish();
+    let mut bought = Bought::new(done, machine, &identities, &store).named(session.label());
+    bought.seconds = start.elapsed().as_secs_f64();
+    if interrupt::requested() {
+        request.ui.note(&bought.interrupted());
+        interrupt::check()?;
+    }
+    bought.print(request.ui)?;
+    Ok(Outcome::Done)
+}
+
+/// Time for the compilations of a wave; what is not done by then, the worker does.
+const COMPILE_TIME: Duration = Duration::from_secs(90);
+
+/// Compiles the kernels of all `configs` into the cache, one process each and as many at once as there are processors:
+/// the compiler takes one program at a time in a process. What fails here fails again in the worker, which says why.
+fn compile(spec: &StepSpec, configs: &[Config]) {
+    let Ok(program) = std::env::current_exe() else { return };
+    let start = |config: &Config| {
+        let values: Vec<String> = config.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut command = Command::new(&program);
+        command.arg("compile").arg(&spec.model).args(["--context", &spec.context.to_string()]);
+        command.args(["--activations", spec.activations.name(), "--threads", "1", "--quiet"]);
+        command.args(["--pin", &format!("{}={}", gpu::OP, values.join(","))]);
+        command.args(config.name(PATH).iter().flat_map(|path| ["--path", *path]));
+        command.args(spec.arch.iter().flat_map(|arch| ["--arch", arch.as_str()]));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    };
+    let (most, end) = (std::thread::available_parallelism().map_or(1, usize::from), Instant::now() + COMPILE_TIME);
+    let (mut waiting, mut running) = (configs.iter(), Vec::<Child>::new());
+    loop {
+        while running.len() < most && Instant::now() < end && !interrupt::requested() {
+            let Some(config) = waiting.next() else { break };
+            running.extend(start(config));
+        }
+        running.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if running.is_empty() || Instant::now() >= end || interrupt::requested() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for mut child in running {
+        // It is of no use any more; whether it has just ended by itself does not matter.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// The step as an item of a worklist.
+fn work(session: &GpuSession, args: &SessionArgs) -> Result<Work> {
+    let (machine, options) = (session.machine(), session.options);
+    let (shape, space) = decoder::space(machine, &session.file.hyper, &session.weights, &options);
+    let limits = session.backend.limits();
+    let op = subject::find(&limits.backend, gpu::OP)
+        .ok_or_else(|| anyhow!("no op of {} is called {}", limits.backend, gpu::OP))?;
+    let (depth, tokens) = if session.device == Device::Host { DEPTH_HOST } else { DEPTH };
+    // A short cache leaves room for the sample.
+    let depth = depth.min(options.context.saturating_sub(tokens + 1));
+    let spec = StepSpec {
+        device: session.device.to_string(),
+        model: session.file.path.clone(),
+        context: options.context,
+        activations: options.activations,
+        depth,
+        tokens,
+        read_gb_s: limits.read_gb_s,
+        threads: args.host_threads()?,
+        arch: session.backend.identity().silicon.get("arch").cloned(),
+    };
+    let ahead = matches!(session.device, Device::Cuda(_)).then_some(compile as fn(&StepSpec, &[Config]));
+    let floor = floor(session.weights.bytes_per_token, limits.read_gb_s);
+    Ok(Work { op, shape, share: 1.0, uses: 1, step: Some(Arc::new(Step { space, floor, spec, ahead })) })
+}
