@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use planish_device::Backend;
-use planish_engine::gpu::{self, GpuDecoder, Options, Weights};
+use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
 use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::ModelFile;
 use planish_engine::plan::Chosen;
@@ -79,6 +79,12 @@ impl GpuSession {
         let (shape, space) = gpu::decoder::space(self.machine(), &self.file.hyper, &self.weights, &self.options);
         let chosen = self.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
         Ok((space, chosen))
+    }
+
+    /// Why the configuration does not allow this path, if it does not.
+    pub fn not_legal(&self, route: Route) -> Result<Option<String>> {
+        let (space, chosen) = self.space()?;
+        Ok(space.violated(&chosen.with("PATH", route.name())))
     }
 
     fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {

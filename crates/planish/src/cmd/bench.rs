@@ -39,6 +39,9 @@ pub struct BenchArgs {
     /// Runs of each, interleaved
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+    /// On a GPU: on every path that the configuration allows, one after the other, with the model loaded once
+    #[arg(long, conflicts_with = "path")]
+    every_path: bool,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -95,25 +98,26 @@ pub fn run(args: &BenchArgs, ui: Ui) -> Result<Outcome> {
     if args.prefill == 0 && args.decode == 0 {
         return Err(anyhow!("there is nothing to measure")).hint("give --prefill or --decode more than 0 tokens");
     }
+    let on_cpu = args.session.place().device() == Device::Cpu;
+    if on_cpu && args.every_path {
+        return Err(anyhow!("--every-path is of GPUs")).hint("give --device cuda or host");
+    }
     let mut benches = Vec::new();
     for (i, model) in args.models.iter().enumerate() {
-        let (text, bench) = if args.session.place().device() == Device::Cpu {
-            let mut bench = measure(model, args, ui)?;
-            if i > 0 {
-                (bench.first_token_ms, bench.peak_rss_bytes) = (None, None);
-            }
-            (text(&bench), json(&bench)?)
-        } else {
-            let mut bench = gpu::measure(model, args, ui)?;
-            if i > 0 {
-                bench.first_token_ms = None;
-            }
-            (gpu::text(&bench), json(&bench)?)
+        let mut take = |text: String, bench: Value| {
+            let gap = if benches.is_empty() { "" } else { "\n" };
+            benches.push(bench);
+            if ui.json { Ok(()) } else { report::print(&format!("{gap}{text}")) }
         };
-        if !ui.json {
-            report::print(&format!("{}{text}", if i > 0 { "\n" } else { "" }))?;
+        if !on_cpu {
+            gpu::measure(model, args, ui, &mut take)?;
+            continue;
         }
-        benches.push(bench);
+        let mut bench = measure(model, args, ui)?;
+        if i > 0 {
+            (bench.first_token_ms, bench.peak_rss_bytes) = (None, None);
+        }
+        take(text(&bench), json(&bench)?)?;
     }
     match (ui.json, &benches[..]) {
         (true, [one]) => report::print_json(one)?,

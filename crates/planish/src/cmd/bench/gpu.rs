@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use planish_device::system;
 use planish_engine::generate::Flow;
-use planish_engine::gpu::{By, GpuDecoder};
+use planish_engine::gpu::{By, GpuDecoder, Options, Route};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{BenchArgs, Speed, needed, speed, speed_text, token};
+use super::{BenchArgs, Speed, json, needed, speed, speed_text, token};
 use crate::gpu::GpuSession;
 use crate::ui::Ui;
 use crate::{interrupt, report, runner};
 
 /// What was measured of one model, and under which conditions.
 #[derive(Serialize)]
-pub struct Bench {
+struct Bench {
     model: String,
     file: String,
     prefill_tok_s: Option<f64>,
@@ -26,8 +26,8 @@ pub struct Bench {
     prefill_tokens: u32,
     decode_tokens: u32,
     depth: u32,
-    /// From the start of the process to the logits of a prompt of one token; of the first model only.
-    pub first_token_ms: Option<f64>,
+    /// From the start of the process to the logits of a prompt of one token, after all that was measured before.
+    first_token_ms: f64,
     bytes_per_token: u64,
     decode_gb_s: Option<f64>,
     read_gb_s: Option<f64>,
@@ -52,16 +52,33 @@ pub struct Bench {
     rows: Vec<(&'static str, String)>,
 }
 
-/// Measures one model on the device that the flags name.
-pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
+/// Measures one model on the device that the flags name, on one path or on every one, and hands each report to `take`.
+pub fn measure(model: &str, args: &BenchArgs, ui: Ui, take: &mut dyn FnMut(String, Value) -> Result<()>) -> Result<()> {
     let session = GpuSession::open(model, &args.session, ui)?;
-    let needed = needed(args, session.options.context, session.file.hyper.context)?;
-    let mut decoder = session.decoder(session.options)?;
+    if !args.every_path {
+        let bench = on_path(model, &session, session.options, args, ui)?;
+        return take(text(&bench), json(&bench)?);
+    }
+    for route in Route::ALL {
+        // A path that the configuration does not allow is said and left out; any other error ends the command.
+        if let Some(why) = session.not_legal(route)? {
+            ui.note(&format!("path {} is not legal: {why}", route.name()));
+            continue;
+        }
+        let bench = on_path(model, &session, Options { route: Some(route), ..session.options }, args, ui)?;
+        take(text(&bench), json(&bench)?)?;
+    }
+    Ok(())
+}
+
+fn on_path(model: &str, session: &GpuSession, options: Options, args: &BenchArgs, ui: Ui) -> Result<Bench> {
+    let needed = needed(args, options.context, session.file.hyper.context)?;
+    let mut decoder = session.decoder(options)?;
     let vocab = session.file.hyper.vocab;
     // A token more than the cache must hold: the one that decoding begins with at the full depth.
     let ids: Vec<u32> = (0..=needed).map(|i| token(i, vocab)).collect();
     decoder.feed(&ids[..1])?;
-    let first_token_ms = Some(crate::since_start().as_secs_f64() * 1e3);
+    let first_token_ms = crate::since_start().as_secs_f64() * 1e3;
     let spinner = ui.spinner(&format!("measuring {model}"));
     let (prefill, decode) = samples(&mut decoder, &ids, args)?;
     spinner.finish_and_clear();
@@ -71,7 +88,7 @@ pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     let spent = decoder.spent();
     let of = |time: Duration| (spent.steps > 0).then(|| time.as_secs_f64() * 1e6 / f64::from(spent.steps));
     let (submit_us, wait_us) = (of(spent.submitting), of(spent.waiting));
-    let (rows, facts) = runner::gpu_facts(&session, &decoder)?;
+    let (rows, facts) = runner::gpu_facts(session, &decoder)?;
     let path = &session.file.path;
     Ok(Bench {
         model: model.to_owned(),
@@ -91,10 +108,10 @@ pub fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         arena_bytes: session.weights.arena.len(),
         kv_bytes: decoder.kv_bytes(),
         file_bytes: std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len(),
-        context: session.options.context,
-        activations: session.options.activations.name(),
+        context: options.context,
+        activations: options.activations.name(),
         load_average: system::load_average(),
-        ahead: session.options.ahead,
+        ahead: options.ahead,
         submit_us,
         wait_us,
         facts,
@@ -132,7 +149,7 @@ fn samples(decoder: &mut GpuDecoder<'_>, ids: &[u32], args: &BenchArgs) -> Resul
 }
 
 /// The report for people.
-pub fn text(b: &Bench) -> String {
+fn text(b: &Bench) -> String {
     let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
     let mut rows = vec![
         ("model", b.file.clone()),
@@ -146,7 +163,7 @@ pub fn text(b: &Bench) -> String {
             share.map_or(String::new(), |(percent, read)| format!(": {percent:.0}% of {read:.0} GB/s measured"));
         rows.push(("weights", format!("{bytes} a token, {gb_s:.1} GB/s{share}")));
     }
-    rows.extend(b.first_token_ms.map(|ms| ("first token", format!("{ms:.0} ms after the start, prompt of one token"))));
+    rows.push(("first token", format!("{:.0} ms after the start, prompt of one token", b.first_token_ms)));
     let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.file_bytes].map(report::bytes);
     rows.push(("memory", format!("weights {weights} of a file of {file}, cache {cache} for {} tokens", b.context)));
     if let (Some(submit), Some(wait)) = (b.submit_us, b.wait_us) {

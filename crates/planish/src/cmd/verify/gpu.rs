@@ -1,6 +1,6 @@
 //! The same comparison on a GPU: every path against the expected logits and, bit for bit, against each other.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use planish_engine::gpu::{Options, Route};
 use planish_engine::verify::{self, Dump, ExpectedFile, Path as Feed, Verdict};
 use planish_kernels::weight::Activations;
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{VerifyArgs, line, write};
 use crate::gpu::GpuSession;
+use crate::hint::WithHint;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
 
@@ -76,7 +77,8 @@ pub fn run(args: &VerifyArgs, model: &str, expected: &ExpectedFile, ui: Ui) -> R
             first.get_or_insert((way.name(), dumps));
         }
     }
-    conclude(&session, mode, &verdicts, data, &illegal, ui)
+    let done = Done { verdicts, data, illegal };
+    conclude(&session, mode, &done, args.not_worse_than_llama, ui)
 }
 
 /// No change, and with `every` each other value of the parameters that are widths, one at a time.
@@ -110,25 +112,34 @@ fn say(model: &str, way: &Way, verdict: &Verdict, ui: Ui) -> Result<()> {
     if ui.json { Ok(()) } else { report::print(&line(&format!("{model} on {}", way.name()), verdict)) }
 }
 
-fn conclude(
-    session: &GpuSession,
-    mode: &str,
-    verdicts: &[Verdict],
+/// All that was judged.
+struct Done {
+    verdicts: Vec<Verdict>,
+    /// The verdicts with the ways that they are of.
     data: Vec<Value>,
-    illegal: &[String],
-    ui: Ui,
-) -> Result<Outcome> {
-    let failed = verdicts.iter().filter(|v| !v.reasons.is_empty()).count();
-    let passed = verdicts.len() - failed;
+    /// Ways that the space forbids, with why.
+    illegal: Vec<String>,
+}
+
+fn conclude(session: &GpuSession, mode: &str, done: &Done, ask_llama: bool, ui: Ui) -> Result<Outcome> {
+    let failed = done.verdicts.iter().filter(|v| !v.reasons.is_empty()).count();
+    let (passed, llama) = (done.verdicts.len() - failed, verify::not_worse_than_llama(&done.verdicts));
+    if ask_llama && llama.is_none() {
+        return Err(anyhow!("the expected file has no deviation of llama.cpp to compare with"))
+            .hint("run without --not-worse-than-llama");
+    }
     if ui.json {
         report::print_json(&json!({
             "device": session.device.to_string(), "label": session.label(), "mode": mode, "passed": passed,
-            "failed": failed, "not_legal": illegal, "verdicts": data,
+            "failed": failed, "over_llama": llama.map(|l| l.0), "not_worse_than_llama": llama.map(|l| l.1),
+            "not_legal": done.illegal, "verdicts": done.data,
         }))?;
     } else {
-        illegal.iter().try_for_each(|what| report::print(&format!("not legal: {what}\n")))?;
+        done.illegal.iter().try_for_each(|what| report::print(&format!("not legal: {what}\n")))?;
+        let mean = llama.map_or(String::new(), |(mean, _)| format!("; rms {mean:.2}x llama.cpp's in the mean"));
         let label = session.label();
-        report::print(&format!("{mode} on {}, {label}: {passed} passed, {failed} failed\n", session.device))?;
+        report::print(&format!("{mode} on {}, {label}: {passed} passed, {failed} failed{mean}\n", session.device))?;
     }
-    Ok(if failed == 0 && passed > 0 { Outcome::Done } else { Outcome::No })
+    let worse = ask_llama && llama.is_some_and(|(_, holds)| !holds);
+    Ok(if failed == 0 && passed > 0 && !worse { Outcome::Done } else { Outcome::No })
 }
