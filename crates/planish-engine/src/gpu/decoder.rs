@@ -145,7 +145,8 @@ impl<'a> GpuDecoder<'a> {
         let chosen = choose(&shape, &space)?;
         let chosen = chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
         let (route, config) = along(&space, &chosen.config, options.route)?;
-        let chosen = Chosen { config, ..chosen };
+        let tier = if config == chosen.config { chosen.tier } else { "pinned" };
+        let chosen = Chosen { config, tier };
         let memory = memory(machine, &model, weights)?;
         let settings = machine.backend.alloc(4 * SETTINGS, Init::Zero)?.all();
         let record = |draw: &Draw| -> Result<Sequence> {
