@@ -114,7 +114,8 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
         native(c) == (k == ROW as i64) && (native(c) || !plain)
     };
     let fixed = move |c: &Config| !native(c) || (c.name("WALK") == Some("linear") && c.int("ALIGNED") == Some(0));
-    let tile = move |c: &Config, holds: fn(&Tile, usize) -> bool| !native(c) || Tile::of(c).is_ok_and(|t| holds(&t, slots));
+    let tile =
+        move |c: &Config, holds: fn(&Tile, usize) -> bool| !native(c) || Tile::of(c).is_ok_and(|t| holds(&t, slots));
     let divides = move |c: &Config| tile(c, |t, _| t.divides());
     let shared = move |c: &Config| tile(c, |t, slots| t.slot_bytes() * 3 <= slots);
     let named = |name: &str, holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name: name.into(), holds };
@@ -144,7 +145,12 @@ fn default(shape: &Shape, machine: &Machine<'_>) -> Config {
 }
 
 /// The launch of `call`, whose parameter block is that of the portable kernel.
-pub fn steps(call: &OpCall, config: &Config, params: Vec<u32>, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
+pub fn steps(
+    call: &OpCall,
+    config: &Config,
+    params: Vec<u32>,
+    machine: &Machine<'_>,
+) -> Result<Vec<Launch>, Rejection> {
     let (shape, tile) = (&call.shape, Tile::of(config)?);
     if !fits(shape, machine) {
         return Err(Rejection::Constraint(format!("{NAME} is for sm_90a, 16-bit types and rows of whole 16 bytes")));

@@ -64,7 +64,8 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     if config.name("VARIANT") == Some(wgmma::NAME) {
         return wgmma::steps(call, config, machine);
     }
-    let config = &config.iter().filter(|(name, _)| *name != "VARIANT").fold(Config::new(), |c, (n, v)| c.with(n, v.clone()));
+    let config =
+        &config.iter().filter(|(name, _)| *name != "VARIANT").fold(Config::new(), |c, (n, v)| c.with(n, v.clone()));
     let (inputs, rest) = call.args.split_at(3 + call.shape.size("bias"));
     let [up, loss, lse, total, dh, order, parts, slopes, sums, _] = rest else {
         unreachable!("the op has ten arguments beside its inputs")
@@ -73,8 +74,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
         let args = inputs.iter().chain(more.iter().copied()).cloned().collect();
         OpCall { op, shape, attrs: call.attrs.clone(), args }.steps(config, machine)
     };
-    let mut launches =
-        of(&linear_cross_entropy::OP.op, call.shape.clone(), &[loss, lse, total, order, parts])?;
+    let mut launches = of(&linear_cross_entropy::OP.op, call.shape.clone(), &[loss, lse, total, order, parts])?;
     launches.extend(of(
         &linear_cross_entropy_backward::OP.op,
         call.shape.clone().with("frozen", 1),

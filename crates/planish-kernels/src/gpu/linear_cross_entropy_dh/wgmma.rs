@@ -13,8 +13,7 @@ use crate::op::{Machine, OpCall, Shape};
 
 /// Value of `VARIANT`; its other one is the portable launches', `portable`.
 pub const NAME: &str = "wgmma";
-static PRODUCTS: Text =
-    Text(&[IO, WGMMA, WGMMA_GEMM, ("products_wgmma.k", include_str!("products_wgmma.k"))]);
+static PRODUCTS: Text = Text(&[IO, WGMMA, WGMMA_GEMM, ("products_wgmma.k", include_str!("products_wgmma.k"))]);
 static ROWS: Text = Text(&[IO, WGMMA, ("rows_wgmma.k", include_str!("rows_wgmma.k"))]);
 
 /// Rows and columns of a tile, slots of shared memory, and threads: two warpgroups that multiply and one that fetches.
@@ -118,7 +117,13 @@ impl Args<'_> {
 }
 
 /// A product of two matrices by tiles: sizes, and whether the right one lies by columns.
-fn product(shape: &Shape, entry: &'static str, params: Vec<u32>, [m, n]: [usize; 2], machine: &Machine<'_>) -> KernelLaunch<'static> {
+fn product(
+    shape: &Shape,
+    entry: &'static str,
+    params: Vec<u32>,
+    [m, n]: [usize; 2],
+    machine: &Machine<'_>,
+) -> KernelLaunch<'static> {
     let turned = entry == "lce_sum";
     let tiles = m.div_ceil(TILE_M) * n.div_ceil(TILE_N);
     KernelLaunch {
