@@ -130,49 +130,63 @@ fn main() -> Result<(), Fault> {
     let read = bytes - if at.embedding == at.head { 0 } else { at.layers[0].attn_norm.min(at.head.offset) };
     println!("{name}: {:.1} MB of weights a token, position {position}", read as f64 / 1e6);
     for pins in words {
-        let mut config = space((&m, &at), &machine).default;
-        for pin in pins.split(',').filter(|p| !p.is_empty()) {
-            let (key, value) = pin.split_once('=').ok_or("a pin is NAME=VALUE")?;
-            config = match value.parse::<i64>() {
-                Ok(n) => config.with(key, n),
-                Err(_) => config.with(key, value),
-            };
-        }
-        let launches = match step((&m, &at), &memory, &Draw::Greedy, &config, &machine) {
-            Ok(launches) => launches,
-            Err(r) => {
-                println!("{pins:40} refused: {r}");
-                continue;
-            }
-        };
-        let graph = config.name("PATH") != Some("launches");
-        let recorded = if graph { cuda.record_graph(&launches) } else { cuda.record(&launches) };
-        let sequence = match recorded {
-            Ok(sequence) => sequence,
-            Err(e) => {
-                println!("{pins:40} refused: {e}");
-                continue;
-            }
-        };
-        let mut all = Vec::new();
-        for round in 0..6 {
-            cuda.write(&memory.step, &start.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;
-            let ns = cuda.time(std::slice::from_ref(&sequence), 64)?.ns;
-            if round > 0 {
-                all.push(ns);
-            }
-        }
-        all.sort_by(f64::total_cmp);
-        let ns = all[all.len() / 2];
-        println!(
-            "{pins:40} {:8.1} us {:8.0} tok/s {:6.0} GB/s  [{:.1} .. {:.1}] {} launches",
-            ns / 1e3,
-            1e9 / ns,
-            read as f64 / ns,
-            all[0] / 1e3,
-            all[all.len() - 1] / 1e3,
-            launches.len()
-        );
+        time((&m, &at), &memory, &pins, &start, read, &cuda)?;
     }
+    Ok(())
+}
+
+/// Times one configuration, the default but for `pins`.
+fn time(
+    (m, at): (&Model, &ModelAt),
+    memory: &Memory,
+    pins: &str,
+    start: &[u32],
+    read: usize,
+    cuda: &Cuda,
+) -> Result<(), Fault> {
+    let machine = Machine { backend: cuda, isa: Isa::Portable };
+    let mut config = space((m, at), &machine).default;
+    for pin in pins.split(',').filter(|p| !p.is_empty()) {
+        let (key, value) = pin.split_once('=').ok_or("a pin is NAME=VALUE")?;
+        config = match value.parse::<i64>() {
+            Ok(n) => config.with(key, n),
+            Err(_) => config.with(key, value),
+        };
+    }
+    let launches = match step((m, at), memory, &Draw::Greedy, &config, &machine) {
+        Ok(launches) => launches,
+        Err(r) => {
+            println!("{pins:40} refused: {r}");
+            return Ok(());
+        }
+    };
+    let graph = config.name("PATH") != Some("launches");
+    let recorded = if graph { cuda.record_graph(&launches) } else { cuda.record(&launches) };
+    let sequence = match recorded {
+        Ok(sequence) => sequence,
+        Err(e) => {
+            println!("{pins:40} refused: {e}");
+            return Ok(());
+        }
+    };
+    let mut all = Vec::new();
+    for round in 0..6 {
+        cuda.write(&memory.step, &start.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;
+        let ns = cuda.time(std::slice::from_ref(&sequence), 64)?.ns;
+        if round > 0 {
+            all.push(ns);
+        }
+    }
+    all.sort_by(f64::total_cmp);
+    let ns = all[all.len() / 2];
+    println!(
+        "{pins:40} {:8.1} us {:8.0} tok/s {:6.0} GB/s  [{:.1} .. {:.1}] {} launches",
+        ns / 1e3,
+        1e9 / ns,
+        read as f64 / ns,
+        all[0] / 1e3,
+        all[all.len() - 1] / 1e3,
+        launches.len()
+    );
     Ok(())
 }

@@ -4,7 +4,7 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
-use super::{Forms, OP, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use super::{DRAW, Forms, OP, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, knob};
 use crate::op::Machine;
@@ -130,8 +130,8 @@ impl Step<'_> {
     fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
         let m = self.memory;
         let end = |entry, args| {
-            let (constants, params) = (self.constants.clone(), self.params(0, 0, 0, true));
-            KernelLaunch { text: &OP.text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }
+            let (constants, params) = (Vec::new(), vec![self.groups as u32]);
+            KernelLaunch { text: &DRAW, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }
                 .on(self.machine, args)
         };
         match draw {

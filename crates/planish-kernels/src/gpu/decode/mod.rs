@@ -35,12 +35,18 @@ pub static OP: GpuOp = GpuOp {
         PLANES,
         REDUCE,
         GATE,
+        BEST,
         ("decode.k", include_str!("decode.k")),
         ("attend.k", include_str!("attend.k")),
         ("decode_kernels.k", phases::TEXT),
     ]),
     shapes: problem::SHAPES,
 };
+
+/// What the head and the drawing of a token share.
+const BEST: (&str, &str) = ("best.k", include_str!("best.k"));
+/// The text that draws a token, apart from the other: it is the same for every model and configuration.
+pub(crate) const DRAW: Text = Text(&[BEST, ("draw.k", include_str!("draw.k"))]);
 
 /// Threads that the host executor keeps resident here: each has a stack.
 const HOST_RESIDENT: usize = 2048;
