@@ -18,6 +18,7 @@ struct __align__(2) bfloat {
 struct __align__(8) half4 { half x, y, z, w; };
 struct __align__(8) bfloat4 { bfloat x, y, z, w; };
 INLINE float2 half_pair(uint u) { half a, b; a.u = (ushort)u; b.u = (ushort)(u >> 16); return make_float2(float(a), float(b)); }
+INLINE uint half_word(float x, float y) { uint w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(y), "f"(x)); return w; }
 // float2, float4, uint2, uint4, make_float2, make_float4, make_uint2 and make_uint4 are the compiler's own.
 INLINE float4 to_float4(float4 v) { return v; }
 INLINE float4 to_float4(half4 h) { return make_float4(float(h.x), float(h.y), float(h.z), float(h.w)); }
@@ -205,6 +206,18 @@ template <class T> INLINE void mm_load_bt(mm_b& b, const T* p, uint s) {
     b.v[0] = mm_pair(q); b.v[1] = mm_pair(q + 8); b.v[2] = mm_pair(q + 8 * s); b.v[3] = mm_pair(q + 8 * s + 8);
     b.wide = mm_wide(p);
 }
+// Lanes 8j to 8j + 7 name the rows of the j-th 8x8 tile, which are turned on the way.
+INLINE void mm_load_b(mm_b& b, const half* p, uint s) {
+    const half* q = p + ((LANE & 7) + (LANE & 8)) * s + (LANE >> 4) * 8;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(b.v[0]), "=r"(b.v[1]), "=r"(b.v[2]), "=r"(b.v[3]) : "r"((uint)__cvta_generic_to_shared(q)) : "memory");
+    b.wide = false;
+}
+INLINE void mm_scale_rows(mm_acc& c, const float* rows, uint lane) {
+    const float a = rows[lane >> 2], b = rows[(lane >> 2) + 8];
+    UNROLL for (int i = 0; i < 8; ++i) c.v[i] *= (i & 2) ? b : a;
+}
+INLINE void put_halves(half* p, uint4 v) { *(uint4*)p = v; }
 #define MM_MAC(type, h) \
     asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
         : "+f"(c.v[4 * h]), "+f"(c.v[4 * h + 1]), "+f"(c.v[4 * h + 2]), "+f"(c.v[4 * h + 3]) \

@@ -49,6 +49,8 @@ static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 // The floats of the low and of the high 16 bits.
 static inline float2 half_pair(uint u) { return {exec::half_to_float((ushort)u), exec::half_to_float((ushort)(u >> 16))}; }
+// Two floats as half in one word, the first in its low 16 bits.
+static inline uint half_word(float x, float y) { return (uint)exec::float_to_half(x) | (uint)exec::float_to_half(y) << 16; }
 static inline float4 to_float4(float4 v) { return v; }
 static inline float4 to_float4(half4 h) { return {float(h.x), float(h.y), float(h.z), float(h.w)}; }
 static inline float4 to_float4(bfloat4 h) { return {float(h.x), float(h.y), float(h.z), float(h.w)}; }
@@ -279,6 +281,18 @@ static inline void mm_mac(mm_acc& c, const mm_a& a, const mm_b& b, EXEC_LINE) {
         c.v[i] = s;
     }
     exec::simd_sync("mm_mac", line);
+}
+// Of the right operand as it is stored, in threadgroup memory: its rows begin on sixteen bytes.
+template <class P> static inline void mm_load_b(mm_b& b, P p, uint s, EXEC_LINE) {
+    exec::simd_sync("mm_load_b", line);
+    for (uint i = 0; i < 8; ++i) { const uint e = LANE * 8 + i; b.v[i] = float(p[e % 16 * s + e / 16]); }
+}
+// Row r of the tile times rows[r], sixteen factors in threadgroup memory.
+template <class P> static inline void mm_scale_rows(mm_acc& c, P rows, uint lane) { for (float& v : c.v) v *= float(rows[lane / 2]); }
+// The eight halves that the words of v hold go to p, which is on sixteen bytes of threadgroup memory.
+template <class P> static inline void put_halves(P p, uint4 v) {
+    const uint words[4] = {v.x, v.y, v.z, v.w};
+    for (uint i = 0; i < 8; ++i) { half h; h.u = (ushort)(words[i / 2] >> 16 * (i % 2)); p[i] = h; }
 }
 template <class P> static inline void mm_store(const mm_acc& c, P p, uint s, EXEC_LINE) {
     exec::simd_sync("mm_store", line);

@@ -13,6 +13,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return float4(x,
 inline uint2 make_uint2(uint x, uint y) { return uint2(x, y); }
 inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return uint4(x, y, z, w); }
 inline float2 half_pair(uint u) { return float2(float(as_type<half>(ushort(u))), float(as_type<half>(ushort(u >> 16)))); }
+inline uint half_word(float x, float y) { return uint(as_type<ushort>(half(x))) | uint(as_type<ushort>(half(y))) << 16; }
 inline float4 to_float4(float4 v) { return v; }
 inline float4 to_float4(half4 v) { return float4(v); }
 inline float4 to_float4(bfloat4 v) { return float4(v); }
@@ -157,10 +158,19 @@ struct mm_b { simdgroup_half8x8 h[2][2]; simdgroup_bfloat8x8 b[2][2]; bool wide;
         MM_EACH simdgroup_store(c.v[i][j], p + i * 8 * s + j * 8, s, ulong2(0), false); }
 MM_LOADS(device)
 MM_LOADS(threadgroup)
+inline void mm_load_b(thread mm_b& b, threadgroup const half* p, uint s) {
+    b.wide = false; MM_EACH simdgroup_load(b.h[i][j], p + i * 8 * s + j * 8, s, ulong2(0), false); }
+inline void put_halves(threadgroup half* p, uint4 v) {
+    const uint words[4] = {v.x, v.y, v.z, v.w};
+    for (ushort i = 0; i < 8; ++i) p[i] = as_type<half>(ushort(words[i / 2] >> (16 * (i % 2)))); }
 inline void mm_zero(thread mm_acc& c) { MM_EACH c.v[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f); }
 inline void mm_mac(thread mm_acc& c, thread const mm_a& a, thread const mm_b& b) {
     MM_EACH for (ushort k = 0; k < 2; ++k) {
         if (a.wide) simdgroup_multiply_accumulate(c.v[i][j], a.b[i][k], b.b[k][j], c.v[i][j]);
         else simdgroup_multiply_accumulate(c.v[i][j], a.h[i][k], b.h[k][j], c.v[i][j]);
     }
+}// Both elements that a lane has of an 8x8 tile are in one row.
+inline void mm_scale_rows(thread mm_acc& c, threadgroup const float* rows, uint lane) {
+    const uint row = (lane >> 2 & 4u) + (lane >> 1 & 3u);
+    MM_EACH { c.v[i][j].thread_elements()[0] *= rows[8 * i + row]; c.v[i][j].thread_elements()[1] *= rows[8 * i + row]; }
 }
