@@ -92,7 +92,28 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     ])
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    fn new(
+        (model, at): (&'a Model, &ModelAt),
+        memory: &'a Memory,
+        config: &Config,
+        machine: &'a Machine<'a>,
+    ) -> Result<Self, Rejection> {
+        model.check().map_err(Rejection::Constraint)?;
+        limits(config)?;
+        let [groups, threads, splits] = ["BLOCKS", "THREADS", "SPLITS"].map(|n| knob(config, n));
+        Ok(Step {
+            model,
+            memory,
+            machine,
+            constants: constants(model, at, config)?,
+            groups: groups?,
+            threads: threads?,
+            splits: splits?,
+            ring: ring_bytes(model, at, config)? + merge_bytes(model, knob(config, "THREADS")?),
+        })
+    }
+
     fn params(&self, first: usize, count: usize, ends: u32, only: bool) -> Vec<u32> {
         let m = self.model;
         let floats = [m.eps, m.scale, m.softcap, m.logit_softcap, m.embedding_scale].map(f32::to_bits);
@@ -162,19 +183,7 @@ pub fn step(
     config: &Config,
     machine: &Machine<'_>,
 ) -> Result<Vec<Launch>, Rejection> {
-    model.check().map_err(Rejection::Constraint)?;
-    limits(config)?;
-    let [groups, threads, splits] = ["BLOCKS", "THREADS", "SPLITS"].map(|n| knob(config, n));
-    let step = Step {
-        model,
-        memory,
-        machine,
-        constants: constants(model, at, config)?,
-        groups: groups?,
-        threads: threads?,
-        splits: splits?,
-        ring: ring_bytes(model, at, config)? + merge_bytes(model, knob(config, "THREADS")?),
-    };
+    let step = Step::new((model, at), memory, config, machine)?;
     let mut launches = match config.name("PATH") {
         Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3, false))?],
         Some("layer") => step.layers()?,
@@ -182,4 +191,15 @@ pub fn step(
     };
     launches.extend(step.draw(draw)?);
     Ok(launches)
+}
+
+/// The launch of the head alone: from the residual in work memory, where `Model::residual_at` says, to logits.
+pub fn head(
+    model: (&Model, &ModelAt),
+    memory: &Memory,
+    config: &Config,
+    machine: &Machine<'_>,
+) -> Result<Launch, Rejection> {
+    let step = Step::new(model, memory, config, machine)?;
+    step.kernel("decode_head", step.groups, step.params(0, 0, 0, true))
 }

@@ -3,8 +3,8 @@
 mod launch;
 pub mod model;
 mod phases;
-mod problem;
-mod reference;
+pub(crate) mod problem;
+pub(crate) mod reference;
 
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
@@ -12,7 +12,7 @@ use crate::gpu::planes::{self, ALIGN, PLANES, TILE};
 use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Machine, Op, OpCall};
-pub use launch::{Draw, step};
+pub use launch::{Draw, head, step};
 use model::{At, GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
 
 /// Arguments: arena, table, step, rope angles, keys, values, work, logits, a word for the barrier, as `model::Memory` says.

@@ -166,6 +166,12 @@ impl Model {
             + 2 * GROUPS_MAX)
     }
 
+    /// First floats in work memory of the residual before and behind attention, and of what a block gave to the norm behind
+    /// it.
+    pub(crate) fn residual_at(&self) -> [usize; 3] {
+        [0, 1, 2].map(|i| i * self.hidden.next_multiple_of(4))
+    }
+
     /// First float of the best logits of groups in work memory.
     pub(crate) fn best_at(&self, splits: usize) -> usize {
         let quads = |n: usize| n.next_multiple_of(4);

@@ -25,10 +25,8 @@ pub const SHAPES: &[&str] = &[
      norm=none,bias=none,post=none,pairs=halves,gate=silu,act=int8,body=q4_k,v=q6_k,down=q3_k,head=q5_k",
 ];
 
-const SIZES: [&str; 12] = [
-    "hidden", "layers", "heads", "kv_heads", "head_dim", "rotary", "ffn", "vocab", "capacity", "keys", "window",
-    "softcap",
-];
+const SIZES: [&str; 11] =
+    ["hidden", "layers", "heads", "kv_heads", "head_dim", "rotary", "ffn", "vocab", "capacity", "window", "softcap"];
 const NAMES: [(&str, &[&str]); 6] = [
     ("norm", &["none", "head"]),
     ("bias", &["none", "qkv"]),
@@ -40,7 +38,16 @@ const NAMES: [(&str, &[&str]); 6] = [
 const TYPES: [&str; 4] = ["body", "v", "down", "head"];
 
 pub fn check(s: &Shape) -> Result<(), String> {
-    s.check(&SIZES, &[NAMES.map(|(name, _)| name).as_slice(), &TYPES].concat())?;
+    check_model(s, &["keys"])?;
+    if s.size("keys") == 0 || s.size("keys") > s.size("capacity") {
+        return Err(format!("{s}: keys are from 1 to capacity"));
+    }
+    Ok(())
+}
+
+/// Checks the fields of a model, beside which the shape has the sizes `more`.
+pub fn check_model(s: &Shape, more: &[&str]) -> Result<(), String> {
+    s.check(&[&SIZES, more].concat(), &[NAMES.map(|(name, _)| name).as_slice(), &TYPES].concat())?;
     for (name, values) in NAMES {
         if !values.contains(&s.name(name)) {
             return Err(format!("{s}: {name} is one of {}", values.join(", ")));
@@ -51,8 +58,8 @@ pub fn check(s: &Shape) -> Result<(), String> {
             return Err(format!("{s}: {name} is a type, or types joined by +"));
         }
     }
-    if s.size("keys") == 0 || s.size("keys") > s.size("capacity") || s.size("layers") > 1 << 10 {
-        return Err(format!("{s}: keys are from 1 to capacity, layers at most 1024"));
+    if s.size("layers") > 1 << 10 {
+        return Err(format!("{s}: layers at most 1024"));
     }
     model(s).check()?;
     for (name, rows, cols) in matrices(s) {
@@ -228,14 +235,23 @@ fn layer(arena: &mut Arena, s: &Shape, index: usize) -> (LayerAt, Layer) {
     (at, values)
 }
 
-/// A model with its arena.
-struct Built {
-    at: ModelAt,
-    given: Given,
-    arena: Vec<u8>,
+/// A model with its arena; what it is given lacks the token, the angles and the caches.
+pub struct Built {
+    pub at: ModelAt,
+    pub given: Given,
+    pub arena: Vec<u8>,
+    embedding: Vec<f32>,
 }
 
-fn build(s: &Shape, rng: Rng, fill: Fill, token: usize) -> Built {
+impl Built {
+    /// Row of the embedding.
+    pub fn embedding(&self, token: usize) -> &[f32] {
+        let cols = self.given.output_norm.len();
+        &self.embedding[token * cols..(token + 1) * cols]
+    }
+}
+
+pub fn build(s: &Shape, rng: Rng, fill: Fill) -> Built {
     let m = model(s);
     let mut arena = Arena { bytes: Vec::new(), rng, fill };
     let (embed, (_, rows, cols)) = (ty(s, "head", 0), matrices(s)[6]);
@@ -249,7 +265,7 @@ fn build(s: &Shape, rng: Rng, fill: Fill, token: usize) -> Built {
         layers.push(l);
     }
     let given = Given {
-        embedding: table.values[token * cols..(token + 1) * cols].to_vec(),
+        embedding: Vec::new(),
         layers,
         output_norm: output_norm.1,
         head: head_values,
@@ -257,12 +273,13 @@ fn build(s: &Shape, rng: Rng, fill: Fill, token: usize) -> Built {
         caches: Vec::new(),
     };
     arena.bytes.resize(arena.bytes.len() + 256, 0);
-    Built { at: ModelAt { embedding, head, output_norm: output_norm.0, layers: at }, given, arena: arena.bytes }
+    let at = ModelAt { embedding, head, output_norm: output_norm.0, layers: at };
+    Built { at, given, arena: arena.bytes, embedding: table.values }
 }
 
 /// Keys or values of a layer: what the reference sees of the positions before, and what the cache holds, with NaN at
 /// places that nothing may read.
-fn cache(rng: &mut Rng, m: &Model, seen: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+pub fn cache(rng: &mut Rng, m: &Model, seen: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
     let mut held = vec![f32::NAN; m.kv_heads * m.capacity * m.head_dim];
     let mut past = vec![0.0; seen.end * m.kv_wide()];
     for position in seen {
@@ -277,20 +294,47 @@ fn cache(rng: &mut Rng, m: &Model, seen: std::ops::Range<usize>) -> (Vec<f32>, V
     (past, held)
 }
 
-/// The caches after: all as before, but for the slots of the new token.
-fn caches_after(m: &Model, before: &[f32], which: usize, position: usize, y: &Bounded) -> Expected {
+/// The caches after: all as before, but for the slots of new tokens, of each its position and `[layer][key or value]`.
+pub fn caches_after(m: &Model, before: &[f32], which: usize, new: &[(usize, &[[Expected; 2]])]) -> Expected {
     let mut values: Vec<f64> = before.iter().map(|v| f64::from(*v)).collect();
     let mut bounds = vec![0.0; values.len()];
-    for layer in 0..m.layers {
-        let slot = &y.new[layer][which];
-        for head in 0..m.kv_heads {
-            let to = ((layer * m.kv_heads + head) * m.capacity + position) * m.head_dim;
-            let from = head * m.head_dim..(head + 1) * m.head_dim;
-            values[to..to + m.head_dim].copy_from_slice(&slot.values[from.clone()]);
-            bounds[to..to + m.head_dim].copy_from_slice(&slot.bounds[from]);
+    for (position, layers) in new {
+        for (layer, slots) in layers.iter().enumerate() {
+            for head in 0..m.kv_heads {
+                let to = ((layer * m.kv_heads + head) * m.capacity + position) * m.head_dim;
+                let from = head * m.head_dim..(head + 1) * m.head_dim;
+                values[to..to + m.head_dim].copy_from_slice(&slots[which].values[from.clone()]);
+                bounds[to..to + m.head_dim].copy_from_slice(&slots[which].bounds[from]);
+            }
         }
     }
     Expected { dtype: CACHE, values, bounds, untouched: 0 }
+}
+
+/// The angles of a position.
+pub fn angles(s: &Shape, position: usize) -> Vec<f64> {
+    let turn = |i: usize| position as f64 * 10_000f64.powf(-2.0 * i as f64 / s.size("rotary") as f64);
+    (0..s.size("rotary") / 2).map(turn).collect()
+}
+
+/// Of every position the cosines of its angles, then the sines.
+pub fn ropes(s: &Shape) -> Vec<f32> {
+    let row = |p: usize| {
+        let angles = angles(s, p);
+        let half = |f: fn(f64) -> f64| angles.iter().map(move |a| f(*a) as f32).collect::<Vec<f32>>();
+        [half(f64::cos), half(f64::sin)].concat()
+    };
+    (0..s.size("capacity")).flat_map(row).collect()
+}
+
+/// Exact results whose bound is at least three times what `others`, results of moved inputs, differ from them by.
+pub fn blurred(dtype: Dtype, y64: &[f64], y32: &[f32], others: &[&[f64]]) -> Expected {
+    let mut expected = Expected::float(dtype, y64.to_vec(), y32);
+    let plain: Vec<f64> = y32.iter().map(|v| f64::from(*v)).collect();
+    let far = |other: &[f64]| other.iter().zip(y64).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
+    let most = others.iter().map(|o| far(o)).fold(far(&plain), f64::max);
+    expected.bounds.iter_mut().for_each(|b| *b = b.max(3.0 * most));
+    expected
 }
 
 /// Expected logits, keys and values.
@@ -310,16 +354,9 @@ fn bounded(m: &Model, given: &Given) -> Bounded {
         true => [-3e-7, -1e-7, 1e-7, 3e-7, 1e-6].map(|nudge| reference::step(m, given, nudge)).to_vec(),
         false => Vec::new(),
     };
-    let expect = |dtype: Dtype, y64: &[f64], y32: &[f32], others: Vec<&[f64]>| {
-        let mut expected = Expected::float(dtype, y64.to_vec(), y32);
-        let mut most = 0f64;
-        for other in others.iter().copied().chain([y32.iter().map(|v| f64::from(*v)).collect::<Vec<_>>().as_slice()]) {
-            most = other.iter().zip(y64).fold(most, |m, (a, b)| m.max((a - b).abs()));
-        }
-        if m.int8 {
-            expected.bounds.iter_mut().for_each(|b| *b = b.max(3.0 * most));
-        }
-        expected
+    let expect = |dtype: Dtype, y64: &[f64], y32: &[f32], others: Vec<&[f64]>| match m.int8 {
+        true => blurred(dtype, y64, y32, &others),
+        false => Expected::float(dtype, y64.to_vec(), y32),
     };
     let logits = expect(Dtype::F32, &exact.logits, &plain.logits, moved.iter().map(|g| &g.logits[..]).collect());
     let slot = |layer: usize, which: usize| {
@@ -351,15 +388,10 @@ fn steps_words(token: usize, position: usize, drawn: Option<u32>) -> (Vec<u8>, E
 pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let (m, mut rng) = (model(s), Rng::new(seed));
     let (token, position) = (rng.index(m.vocab), s.size("keys") - 1);
-    let mut built = build(s, rng.clone(), fill, token);
-    let turn = |p: usize| move |i: usize| p as f64 * 10_000f64.powf(-2.0 * i as f64 / s.size("rotary") as f64);
-    built.given.angles = (0..m.rotary / 2).map(turn(position)).collect();
-    let row = |p: usize| {
-        let angles: Vec<f64> = (0..m.rotary / 2).map(turn(p)).collect();
-        let half = |f: fn(f64) -> f64| angles.iter().map(move |a| f(*a) as f32).collect::<Vec<f32>>();
-        [half(f64::cos), half(f64::sin)].concat()
-    };
-    let ropes: Vec<f32> = (0..m.capacity).flat_map(row).collect();
+    let mut built = build(s, rng.clone(), fill);
+    built.given.embedding = built.embedding(token).to_vec();
+    built.given.angles = angles(s, position);
+    let ropes = ropes(s);
     let mut held = [Vec::new(), Vec::new()];
     for layer in 0..m.layers {
         let window = built.given.layers[layer].window;
@@ -376,7 +408,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let drawn = (!m.int8).then(|| best(&y.logits.values) as u32);
     let (before, after) = steps_words(token, position, drawn.filter(|_| judged));
     let [keys, values] = held;
-    let [after_k, after_v] = [(0, &keys), (1, &values)].map(|(i, x)| caches_after(&m, x, i, position, &y));
+    let [after_k, after_v] = [(0, &keys), (1, &values)].map(|(i, x)| caches_after(&m, x, i, &[(position, &y.new)]));
     let any = Expected { dtype: Dtype::U32, values: vec![0.0], bounds: vec![f64::INFINITY], untouched: 0 };
     Problem {
         shape: s.clone(),
@@ -456,7 +488,7 @@ mod tests {
     fn tensors_lie_where_the_shape_says() {
         for shape in SHAPES {
             let shape = shape.parse().expect("a shape");
-            let built = build(&shape, Rng::new(1), Fill::Random, 0);
+            let built = build(&shape, Rng::new(1), Fill::Random);
             let m = model(&shape);
             assert_eq!(built.at.table(&m).ok(), places(&shape).table(&m).ok(), "{shape}");
         }

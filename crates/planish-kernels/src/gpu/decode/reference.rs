@@ -68,6 +68,11 @@ pub struct Gives<T> {
 
 /// The step; inputs of the first layer are moved by `nudge`, relatively and by turns up and down.
 pub fn step<T: Real>(m: &Model, given: &Given, nudge: f64) -> Gives<T> {
+    step_stored(m, given, nudge, &|x| x)
+}
+
+/// The same where whatever is stored between two operations of a block, but for the residual, goes through `stored`.
+pub fn step_stored<T: Real>(m: &Model, given: &Given, nudge: f64, stored: &dyn Fn(T) -> T) -> Gives<T> {
     let mut h = lift::<T>(&given.embedding);
     for (i, x) in h.iter_mut().enumerate() {
         let moved = if i % 3 == 0 { 1.0 + nudge } else { 1.0 - nudge };
@@ -75,7 +80,7 @@ pub fn step<T: Real>(m: &Model, given: &Given, nudge: f64) -> Gives<T> {
     }
     let mut new = Vec::new();
     for (layer, cache) in given.layers.iter().zip(&given.caches) {
-        let (after, kv) = one(m, layer, &h, &given.angles, cache);
+        let (after, kv) = one(m, layer, (&h, &given.angles), cache, stored);
         h = after;
         new.push(kv);
     }
@@ -87,10 +92,17 @@ pub fn step<T: Real>(m: &Model, given: &Given, nudge: f64) -> Gives<T> {
     Gives { logits, new }
 }
 
-fn one<T: Real>(m: &Model, l: &Layer, h: &[T], angles: &[f64], cache: &[Vec<f32>; 2]) -> (Vec<T>, [Vec<T>; 2]) {
+fn one<T: Real>(
+    m: &Model,
+    l: &Layer,
+    (h, angles): (&[T], &[f64]),
+    cache: &[Vec<f32>; 2],
+    stored: &dyn Fn(T) -> T,
+) -> (Vec<T>, [Vec<T>; 2]) {
     let (dim, eps) = (m.head_dim, f64::from(m.eps));
-    let x = rms_norm(h, &lift::<T>(&l.norms[0]), eps);
-    let mut qkv = l.qkv.each_ref().map(|w| times(w, &x));
+    let kept = |x: Vec<T>| x.into_iter().map(stored).collect::<Vec<T>>();
+    let x = kept(rms_norm(h, &lift::<T>(&l.norms[0]), eps));
+    let mut qkv = l.qkv.each_ref().map(|w| kept(times(w, &x)));
     if let Some(biases) = &l.biases {
         for (y, bias) in qkv.iter_mut().zip(biases) {
             y.iter_mut().zip(bias).for_each(|(y, b)| *y += T::of(f64::from(*b)));
@@ -105,7 +117,7 @@ fn one<T: Real>(m: &Model, l: &Layer, h: &[T], angles: &[f64], cache: &[Vec<f32>
         x.chunks(dim).flat_map(head).collect()
     };
     let [q, k, v] = qkv;
-    let (q, k) = (heads(&q, 0), heads(&k, 1));
+    let (q, k) = (kept(heads(&q, 0)), heads(&k, 1));
     let f16 = |x: &[T]| x.iter().map(|x| T::of(half::f16::from_f64(x.f64()).to_f64())).collect::<Vec<T>>();
     let all = |cache: &[f32], new: &[T]| [lift::<T>(cache), f16(new)].concat();
     let keys = cache[0].len() / m.kv_wide() + 1;
@@ -119,17 +131,17 @@ fn one<T: Real>(m: &Model, l: &Layer, h: &[T], angles: &[f64], cache: &[Vec<f32>
         softcap: (m.softcap > 0.0).then_some(f64::from(m.softcap)),
         window: (l.window > 0).then_some(l.window),
     };
-    let o = attention(&shape, &q, &all(&cache[0], &k), &all(&cache[1], &v));
+    let o = kept(attention(&shape, &q, &all(&cache[0], &k), &all(&cache[1], &v)));
     let add = |a: &[T], b: Vec<T>, which: usize| -> Vec<T> {
         let b = l.post_norms.as_ref().map_or(b.clone(), |n| rms_norm(&b, &lift::<T>(&n[which]), eps));
         a.iter().zip(b).map(|(a, b)| *a + b).collect()
     };
-    let h = add(h, times(&l.out, &o), 0);
-    let x = rms_norm(&h, &lift::<T>(&l.norms[1]), eps);
-    let [gate, up] = l.gate_up.each_ref().map(|w| times(w, &x));
+    let h = add(h, kept(times(&l.out, &o)), 0);
+    let x = kept(rms_norm(&h, &lift::<T>(&l.norms[1]), eps));
+    let [gate, up] = l.gate_up.each_ref().map(|w| kept(times(w, &x)));
     let gated = |(g, u): (&T, &T)| if m.gelu { geglu(*g, *u) } else { swiglu(*g, *u) };
-    let gated: Vec<T> = gate.iter().zip(&up).map(gated).collect();
-    (add(&h, times(&l.down, &gated), 1), [k, v])
+    let gated = kept(gate.iter().zip(&up).map(gated).collect());
+    (add(&h, kept(times(&l.down, &gated)), 1), [k, v])
 }
 
 /// A matrix times `x`, or times what bytes hold of it.
