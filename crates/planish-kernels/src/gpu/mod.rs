@@ -74,6 +74,8 @@ gpu_ops! {
     sample,
     merge,
     decode,
+    unpack,
+    prefill,
     attention,
     attention_varlen,
     attention_decode,

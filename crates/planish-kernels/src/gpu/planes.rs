@@ -8,6 +8,8 @@ use crate::quant::{Min, SubScale, Tile, WeightType, codec, read_tile};
 
 /// The text of planes; it needs that of GGUF's types before it.
 pub const PLANES: (&str, &str) = ("planes.k", include_str!("include/planes.k"));
+/// The text of eight weights at a time; it needs that of planes before it.
+pub const EIGHT: (&str, &str) = ("eight.k", include_str!("include/eight.k"));
 
 /// Columns of a tile.
 pub const TILE: usize = 32;
