@@ -100,7 +100,14 @@ pub fn floor(bytes_per_token: u64, read_gb_s: Option<f64>) -> Option<Duration> {
 
 /// As the model is used: kernels are compiled for the size of their cache.
 fn options(spec: &StepSpec) -> Options {
-    Options { context: spec.context, activations: spec.activations, route: None, sampled: false, ahead: AHEAD }
+    Options {
+        context: spec.context,
+        activations: spec.activations,
+        route: None,
+        sampled: false,
+        ahead: AHEAD,
+        chunk: 0,
+    }
 }
 
 impl<'a> StepSubject<'a> {

@@ -67,7 +67,7 @@ fn load<'b>(backend: &'b dyn Backend, name: &str) -> Result<Loaded<'b>, Error> {
 impl Loaded<'_> {
     fn decoder(&self, activations: Activations, route: Option<Route>, context: usize) -> GpuDecoder<'_> {
         let machine = Machine { backend: self.backend, isa: Isa::Portable };
-        let options = Options { context, activations, route, sampled: true, ahead: AHEAD };
+        let options = Options { context, activations, route, sampled: true, ahead: AHEAD, chunk: 0 };
         GpuDecoder::new(machine, &self.hyper, &self.weights, options, &|_, _| Ok(None)).expect("a decoder")
     }
 }
@@ -174,6 +174,46 @@ fn goldens_match_f64_on_a_card_on_every_path() {
     let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
     none(names.flat_map(|name| judge(card.as_ref(), &name, &[F32, INT8], &Route::ALL, usize::MAX)).collect());
     println!("tier: CUDA device: ran: golden models on {}", card.identity().label);
+}
+
+/// The prompts of a golden model in chunks of `chunk` tokens, in both classes, as many as `most`: what fails against f64.
+fn judge_chunks(backend: &dyn Backend, name: &str, chunk: usize, most: usize) -> Vec<String> {
+    let (loaded, file) = (load(backend, name).expect("weights"), expected(name));
+    let mut failures = Vec::new();
+    for (mode, activations) in [F32, INT8] {
+        for prompt in file.prompts.iter().take(most) {
+            let context = prompt.ids.len() + prompt.greedy_ids.len();
+            let machine = Machine { backend, isa: Isa::Portable };
+            let route = Some(Route::Launches);
+            let options = Options { context, activations, route, sampled: false, ahead: AHEAD, chunk };
+            let decoder = GpuDecoder::new(machine, &loaded.hyper, &loaded.weights, options, &|_, _| Ok(None));
+            let mut decoder = decoder.expect("a decoder");
+            // Positions are the steps' matter; two steps show that they find what a chunk left in the cache.
+            let mut prompt = prompt.clone();
+            prompt.probe_logits_all = None;
+            prompt.greedy_ids.truncate(2);
+            let dump = verify::run(&mut decoder, &prompt, verify::Path::Prefill).expect("a run");
+            let v = verify::judge(&prompt, &dump, mode, verify::Path::Prefill).expect("a verdict");
+            failures.extend(v.reasons.iter().map(|r| format!("{name} {mode} {} in chunks: {r}", prompt.name)));
+        }
+    }
+    failures
+}
+
+#[test]
+fn prompts_in_chunks_match_f64_on_the_host_executor() {
+    let Some(host) = host() else { return };
+    let names = ["llama-f32", "gemma3-q4_0", "qwen2-f16", "qwen3-q4_k_m"];
+    none(names.iter().flat_map(|name| judge_chunks(host.as_ref(), name, 16, 1)).collect());
+}
+
+#[test]
+fn prompts_in_chunks_match_f64_on_a_card() {
+    let Some(card) = card() else { return };
+    for chunk in [16, 48, 512] {
+        let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
+        none(names.flat_map(|name| judge_chunks(card.as_ref(), &name, chunk, usize::MAX)).collect());
+    }
 }
 
 #[test]

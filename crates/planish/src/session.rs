@@ -314,7 +314,9 @@ impl SessionArgs {
         }
         let (context, activations) = (options.context, options.activations);
         let ahead = self.place.ahead.map_or(gpu::AHEAD, |n| n as usize);
-        Ok(gpu::Options { context, activations, route: self.place.path, sampled: false, ahead })
+        // The host executor runs a chunk no faster than its tokens.
+        let chunk = if self.place.device() == Device::Host { 16 } else { gpu::chunk::TOKENS };
+        Ok(gpu::Options { context, activations, route: self.place.path, sampled: false, ahead, chunk })
     }
 
     /// Threads of the host that repack weights for a GPU.

@@ -12,6 +12,7 @@ use planish_kernels::rope_table::RopeTable;
 use planish_kernels::weight::Activations;
 use planish_tune::{Config, Space, Value};
 
+use super::chunk::{self, Chunks};
 use super::weights::Weights;
 use crate::arch::{Activation, Hyper};
 use crate::error::{Error, Result};
@@ -75,6 +76,8 @@ pub struct Options {
     pub sampled: bool,
     /// Steps that are on the device before the host knows the token of the first of them; 1 waits for each.
     pub ahead: usize,
+    /// Tokens of a prompt that go through the model together; 0 for one after the other.
+    pub chunk: usize,
 }
 
 /// What the host's thread did while tokens were drawn.
@@ -108,6 +111,7 @@ pub struct GpuDecoder<'a> {
     memory: Memory,
     settings: Slice,
     steps: Steps,
+    chunks: Option<Chunks>,
     route: Route,
     shape: Shape,
     chosen: Chosen,
@@ -161,6 +165,8 @@ impl<'a> GpuDecoder<'a> {
             likeliest: record(&Draw::Greedy)?,
             settings: if options.sampled { Some(record(&sampler(machine, &memory, &settings)?)?) } else { None },
         };
+        let chunk = options.chunk.min(options.context);
+        let chunks = (chunk > 0).then(|| Chunks::new(machine, (&model, &weights.at), &memory, chunk)).transpose()?;
         let (flying, logits) = (VecDeque::with_capacity(options.ahead), vec![0.0; hyper.vocab]);
         let bytes = Vec::with_capacity(4 * hyper.vocab);
         Ok(GpuDecoder {
@@ -170,6 +176,7 @@ impl<'a> GpuDecoder<'a> {
             memory,
             settings,
             steps,
+            chunks,
             route,
             shape,
             chosen,
@@ -257,7 +264,12 @@ impl<'a> GpuDecoder<'a> {
     }
 
     /// Feeds tokens that `admit` let pass, and leaves the logits after the last on the device.
-    pub fn prefill(&mut self, ids: &[u32]) -> Result<()> {
+    pub fn prefill(&mut self, mut ids: &[u32]) -> Result<()> {
+        while let Some(chunks) = self.chunks.as_ref().filter(|_| ids.len() >= chunk::LEAST) {
+            let fed = chunks.feed(self.machine, self.position, ids, DEADLINE)?;
+            self.position += fed;
+            ids = &ids[fed..];
+        }
         for id in ids {
             self.begin(*id)?;
             let token = self.machine.backend.submit(&self.steps.watch)?;

@@ -2,6 +2,7 @@
 //!
 //! The same kernels run on a card and, slowly, on the host executor.
 
+pub mod chunk;
 pub mod decoder;
 pub mod generate;
 pub mod layout;
