@@ -23,7 +23,7 @@ pub use launch::{PrefillMemory, launches};
 pub static OP: GpuOp = GpuOp {
     op: Op {
         name: "prefill",
-        about: "a chunk of tokens through embedding, decoder layers and, the last, head, by large products; bound by arithmetic",
+        about: "embedding, decoder layers and, for the last, head for a chunk of tokens; bound by arithmetic",
         check: problem::check,
         space: |s, machine| space((&problem::model(s), &problem::places(s)), machine),
         cost: problem::cost,
