@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ fn card() -> Option<Box<dyn Backend>> {
     match Cuda::new(CudaOptions { ordinal: 0, cache: cache("cuda") }) {
         Ok(card) => Some(Box::new(card)),
         Err(e) => {
-            println!("tier: CUDA device: skipped: {e}");
+            let _ = writeln!(std::io::stderr(), "tier: CUDA device: skipped: {e}");
             None
         }
     }

@@ -102,7 +102,6 @@ fn main() -> Result<(), Fault> {
     let position: u32 = words.next().unwrap_or_default().parse()?;
     let (m, body, ends) = model(&name).ok_or("models are smollm2, qwen and llama")?;
     let cuda = Cuda::new(CudaOptions { ordinal: 0, cache: std::env::temp_dir().join("planish-decode-bench") })?;
-    let machine = Machine { backend: &cuda, isa: Isa::Portable };
     let (at, bytes) = places(&m, body, ends);
     let alloc = |bytes: usize| Ok::<_, Fault>(cuda.alloc(bytes, Init::Zero)?.all());
     let arena = alloc(bytes + 256)?;

@@ -109,7 +109,7 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
         }
     }
     if finalists.is_empty() {
-        return Ok(search.nothing_to_judge());
+        return Ok(search.nothing_to_judge(bench.drifts));
     }
     let configs: Vec<Config> = finalists.iter().map(|f| f.admitted.config().clone()).collect();
     bench.emit(&Event::Finalists { configs });
@@ -562,7 +562,7 @@ impl Search {
         self.entries.iter().any(|e| matches!(e.state, State::Live | State::Dropped))
     }
 
-    fn nothing_to_judge(&self) -> Judged {
+    fn nothing_to_judge(&self, drifts: u32) -> Judged {
         let timed = self.entries.iter().any(|e| e.rounds() > 0);
         let nobody_left = self.entries.iter().all(|e| matches!(e.state, State::Refused | State::Dropped));
         if self.finished || timed || nobody_left {
@@ -570,7 +570,14 @@ impl Search {
             if !untimed_live {
                 return Judged { choice: None, verdict: Verdict::KeptDefault, finals: Vec::new(), halt: None };
             }
-            return undecided("the machine drifts too much to time anything", None);
+            // None of those that were timed beats the default; the others may.
+            let why = match drifts {
+                0 => {
+                    "budget spent before every admitted candidate was timed, and none that was timed beats the default"
+                }
+                _ => "the machine drifts too much to time anything",
+            };
+            return undecided(why, None);
         }
         undecided("budget spent before any candidate was timed", Some(Halt::Budget))
     }

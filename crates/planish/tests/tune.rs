@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -173,7 +174,7 @@ fn host_executor() -> bool {
     let compiler = Command::new(std::env::var("CXX").unwrap_or("c++".into())).arg("--version").output();
     let here = compiler.is_ok_and(|o| o.status.success());
     if !here {
-        eprintln!("tier: host executor, tuning: skipped: no C++ compiler");
+        let _ = writeln!(std::io::stderr(), "tier: host executor, tuning: skipped: no C++ compiler");
     }
     here
 }

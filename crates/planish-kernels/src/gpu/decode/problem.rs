@@ -207,7 +207,7 @@ fn layer(arena: &mut Arena, s: &Shape, index: usize) -> (LayerAt, Layer) {
             (arena.vector(&values), values)
         })
     });
-    let window = if index % 2 == 0 { s.size("window") } else { 0 };
+    let window = if index.is_multiple_of(2) { s.size("window") } else { 0 };
     let at = LayerAt {
         attn_norm: attn.0,
         ffn_norm: ffn.0,
@@ -452,7 +452,7 @@ pub fn places(s: &Shape) -> ModelAt {
         let head_norms = m.head_norms.then(|| [0, 0].map(|_| take(4 * m.head_dim)));
         let post_norms = m.post_norms.then(|| [0, 0].map(|_| take(4 * m.hidden)));
         let biases = m.biases.then(|| [m.wide(), m.kv_wide(), m.kv_wide()].map(|n| take(4 * n)));
-        let window = if l % 2 == 0 { s.size("window") } else { 0 };
+        let window = if l.is_multiple_of(2) { s.size("window") } else { 0 };
         LayerAt { attn_norm, ffn_norm, head_norms, biases, post_norms, qkv, out, gate_up, down, window, table: 0 }
     });
     let layers = layers.collect();

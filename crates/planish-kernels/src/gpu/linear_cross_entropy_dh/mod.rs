@@ -90,7 +90,7 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let mut rng = Rng::new(seed);
     let mut i = shared::inputs(&mut rng, shape, &o, fill);
     let n = if o.reduction == Reduction::None { tokens } else { 1 };
-    let up: Vec<f32> = (0..n).map(|_| (1.0 + 0.5 * rng.unit()) as f32).collect();
+    let up: Vec<f32> = (0..n).map(|_| 1.0 + 0.5 * rng.unit()).collect();
     let mut args = std::mem::take(&mut i.args);
     args.push(Arg::In(data::bytes(&up)));
     let bias = i.bias.as_deref();
