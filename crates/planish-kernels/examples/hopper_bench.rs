@@ -13,6 +13,8 @@ use planish_kernels::op::{Attrs, Dtype, Fill, Machine, OpCall, Problem, Shape};
 use planish_tune::{Config, Value};
 
 type Failure = Box<dyn std::error::Error>;
+/// Gates and times one op.
+type Bench = fn(&Cuda, Mode) -> Result<(), Failure>;
 
 /// Rounds of a measurement, whose median counts.
 const ROUNDS: usize = 7;
@@ -28,8 +30,7 @@ fn main() -> Result<(), Failure> {
     let cache = std::env::temp_dir().join("planish-hopper-bench");
     let cuda = Cuda::new(CudaOptions { ordinal: 0, cache })?;
     println!("{}, {}, read {:.0} GB/s", cuda.identity().label, cuda.arch(), cuda.limits().read_gb_s.unwrap_or(0.0));
-    let all: [(&str, fn(&Cuda, Mode) -> Result<(), Failure>); 3] =
-        [("gemm", gemm), ("attention", attention), ("loss", loss)];
+    let all: [(&str, Bench); 3] = [("gemm", gemm), ("attention", attention), ("loss", loss)];
     for (name, run) in all {
         if wanted.is_empty() || wanted.iter().any(|w| w == name) {
             run(&cuda, mode)?;
