@@ -116,7 +116,7 @@ const FAULTS: [(&str, &str, Edit, &str); 20] = [
     ("sample", "rows=9,vocab=13,history=27", SAMPLER_TAIL, "uninitialised"),
 ];
 
-const GEMM: &str = "m=300,n=37,k=12,layout=nn,type=f32";
+const GEMM: &str = "m=300,n=37,k=12,layout=nn,out=f32,type=f32";
 const WINDOW: &str =
     "causal=1,head_dim=64,heads=2,keys=33,kv_heads=2,queries=33,sequences=1,softcap=0,type=f32,window=5";
 /// Twenty-six queries come before the first key.

@@ -161,7 +161,6 @@ fn what_a_gpu_cannot_do_is_refused_and_nothing_falls_back() {
     run(&["--device", "host", "--pin", "matvec=ROWS=1"], &["--pin matvec", "hint: "]);
     run(&["--pin", "decode=THREADS=128"], &["--pin decode", "hint: "]);
     run(&["--path", "graph"], &["--path", "hint: "]);
-    check_refused(&["tune", &model, "--device", "host"], &["--device host", "hint: "]);
     check_refused(&["verify", &model, "--expected", &expected("llama-q4_0"), "--every-width"], &["--every-width"]);
 }
 

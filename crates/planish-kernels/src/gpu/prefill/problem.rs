@@ -264,7 +264,8 @@ mod tests {
             let problem = problem(&shape, 3, Fill::Random);
             let Arg::Out(logits) = &problem.args[7] else { panic!("logits are the eighth argument") };
             let rms = (logits.values.iter().map(|v| v * v).sum::<f64>() / logits.values.len() as f64).sqrt();
-            assert!(logits.bounds[0] < 0.03 * rms, "{shape}: bound {} for logits of {rms}", logits.bounds[0]);
+            // Three times what turned codes move a logit by; a lost tile or key moves one by about its own size.
+            assert!(logits.bounds[0] < 0.1 * rms, "{shape}: bound {} for logits of {rms}", logits.bounds[0]);
         }
     }
 }
