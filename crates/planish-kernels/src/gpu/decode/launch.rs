@@ -46,7 +46,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let lanes = (model.head_dim / 8).next_power_of_two();
     let quads_each = |n: usize| knob(config, "THREADS").map(|threads| (n / 4).div_ceil(threads) as i64);
     let slot = slot_bytes(model, at, config)? / ALIGN;
-    Ok(vec![
+    let own = vec![
         ("THREADS", get("THREADS")?),
         ("SPLITS", get("SPLITS")?),
         ("ROWS_QKV", get("ROWS")?),
@@ -55,19 +55,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("ROWS_DOWN", get("ROWS_DOWN")?),
         ("ROWS_HEAD", get("ROWS_HEAD")?),
         ("SLOT_QUADS", slot as i64),
-        ("HIDDEN", model.hidden as i64),
-        ("HEADS", model.heads as i64),
-        ("KV_HEADS", model.kv_heads as i64),
-        ("HEAD_DIM", model.head_dim as i64),
-        ("ROTARY", model.rotary as i64),
-        ("FFN", model.ffn as i64),
-        ("VOCAB", model.vocab as i64),
-        ("CAPACITY", model.capacity as i64),
         ("KEY_LANES", lanes as i64),
-        ("NEIGHBOURS", flag(model.neighbours)),
-        ("GATE", flag(model.gelu)),
-        ("HEAD_NORMS", flag(model.head_norms)),
-        ("BIASES", flag(model.biases)),
         ("POST_NORMS", flag(model.post_norms)),
         ("STAGE_INT8", flag(forms.int8)),
         ("STAGE_FLOAT", flag(forms.float)),
@@ -89,7 +77,8 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("HEADS_SHARED", shared_heads(model) as i64),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),
-    ])
+    ];
+    Ok([model.constants(), own].concat())
 }
 
 impl<'a> Step<'a> {

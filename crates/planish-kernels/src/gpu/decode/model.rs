@@ -182,6 +182,25 @@ impl Model {
             + quads(2 * self.heads * splits)
     }
 
+    /// Its numbers as the constants that the text of decode and of prefill reads them by.
+    pub(crate) fn constants(&self) -> Vec<(&'static str, i64)> {
+        let flag = |b: bool| i64::from(b);
+        vec![
+            ("HIDDEN", self.hidden as i64),
+            ("HEADS", self.heads as i64),
+            ("KV_HEADS", self.kv_heads as i64),
+            ("HEAD_DIM", self.head_dim as i64),
+            ("ROTARY", self.rotary as i64),
+            ("FFN", self.ffn as i64),
+            ("VOCAB", self.vocab as i64),
+            ("CAPACITY", self.capacity as i64),
+            ("NEIGHBOURS", flag(self.neighbours)),
+            ("GATE", flag(self.gelu)),
+            ("HEAD_NORMS", flag(self.head_norms)),
+            ("BIASES", flag(self.biases)),
+        ]
+    }
+
     /// What of the model no kernel can do.
     pub fn check(&self) -> Result<(), String> {
         let sizes = [self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, self.vocab];

@@ -141,26 +141,14 @@ struct Chunk<'a> {
 }
 
 fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'static str, i64)>, Rejection> {
-    let flag = |b: bool| i64::from(b);
-    Ok(vec![
+    let own = vec![
         ("IO", io_code(io((model, at)))),
         ("HEAD_SIZE", head_size(model) as i64),
         ("BLOCK_K", knob(config, "BLOCK_K")? as i64),
         ("THREADS", knob(config, "THREADS")? as i64),
-        ("HIDDEN", model.hidden as i64),
-        ("HEADS", model.heads as i64),
-        ("KV_HEADS", model.kv_heads as i64),
-        ("HEAD_DIM", model.head_dim as i64),
-        ("ROTARY", model.rotary as i64),
-        ("FFN", model.ffn as i64),
-        ("VOCAB", model.vocab as i64),
-        ("CAPACITY", model.capacity as i64),
-        ("NEIGHBOURS", flag(model.neighbours)),
-        ("GATE", flag(model.gelu)),
-        ("HEAD_NORMS", flag(model.head_norms)),
-        ("BIASES", flag(model.biases)),
         ("TYPE_EMBED", at.embedding.ty as i64),
-    ])
+    ];
+    Ok([model.constants(), own].concat())
 }
 
 /// A place in the arena, counted in sixteen bytes; what is not there is at the last one.
