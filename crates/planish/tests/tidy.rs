@@ -7,6 +7,8 @@
 
 #[path = "tidy/dialect.rs"]
 mod dialect;
+#[path = "tidy/faults.rs"]
+mod faults;
 
 use std::collections::BTreeSet;
 use std::fs;
