@@ -5,7 +5,7 @@ use std::sync::Arc;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::{GPU_HASH, KERNEL_HASH, KERNEL_TOOLCHAIN};
 use planish_tune::store::{Identity, Key, Mode, Origin, Question, Silicon, Snapshot, Tier};
-use planish_tune::{Config, Policy, Space};
+use planish_tune::{Config, Param, Policy, Space};
 
 use crate::error::{Error, Result};
 use crate::plan::{Choices, Chosen};
@@ -91,21 +91,14 @@ impl StoreChoices<'_> {
         let key = key_of(op, shape)?;
         let identity = self.identities.of(space);
         let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
-        if let Mode::Pin(pins) = self.mode
-            && let Some(pin) = pins.get(op)
-        {
-            // A pin names the parameters it cares about; the others keep their defaults.
-            let config = pin.iter().fold(space.default.clone(), |c, (name, value)| c.with(name, value.clone()));
-            legal(&config).map_err(|why| Error::request(format!("{key}: pinned {config} is not legal: {why}")))?;
-            return Ok(Some(Chosen { config, tier: "pinned" }));
-        }
         let question = Question { key: &key, identity: &identity, default: &space.default };
         let decision = self.mode.decide(&self.snapshot, &question, &legal);
         let (config, origin) = decision.map_err(|e| {
             let error = Error::request(e.to_string());
-            match e.next_step() {
-                Some(hint) => error.with_hint(hint),
-                None => error,
+            match (e.next_step(), self.mode) {
+                (Some(hint), _) => error.with_hint(hint),
+                (None, Mode::Pin(_)) => error.with_hint(format!("{op} has {}", values(space))),
+                (None, _) => error,
             }
         })?;
         Ok(match origin {
@@ -117,4 +110,13 @@ impl StoreChoices<'_> {
             Origin::Default(_) => None,
         })
     }
+}
+
+/// The parameters of a space and what each may be.
+fn values(space: &Space) -> String {
+    let one = |p: &Param| {
+        let values: Vec<String> = p.values.iter().map(ToString::to_string).collect();
+        format!("{} of {}", p.name, values.join(" "))
+    };
+    space.params.iter().map(one).collect::<Vec<_>>().join(", ")
 }

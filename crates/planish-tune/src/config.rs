@@ -53,6 +53,12 @@ impl Config {
         self
     }
 
+    /// This config with every value of `other` set.
+    pub fn overlaid(mut self, other: &Config) -> Self {
+        self.0.extend(other.0.iter().map(|(name, value)| (name.clone(), value.clone())));
+        self
+    }
+
     /// The value of `name`, if the config has it.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)

@@ -68,8 +68,7 @@ impl GpuSession {
                 return Ok(chosen);
             }
             let base = chosen.map_or_else(|| space.default.clone(), |c| c.config);
-            let config = pinned.iter().fold(base, |c, (name, value)| c.with(name, value.clone()));
-            Ok(Some(Chosen { config, tier: "pinned" }))
+            Ok(Some(Chosen { config: base.overlaid(pinned), tier: "pinned" }))
         };
         Ok(GpuDecoder::new(self.machine(), &self.file.hyper, &self.weights, options, &choose)?)
     }

@@ -1,6 +1,6 @@
 //! A model opened for work on the CPU: processor, weights, numerics, and where configurations come from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -16,8 +16,8 @@ use planish_kernels::cpu::{isa::Isa, matmul};
 use planish_kernels::op::{Machine, Op};
 use planish_kernels::ops;
 use planish_kernels::weight::Activations;
-use planish_tune::store::{Frozen, Layers, Locked, Mode, Store, parse_pin};
-use planish_tune::{Config, Policy};
+use planish_tune::store::{Frozen, Layers, Locked, Mode, Pin, Pins, Store};
+use planish_tune::{Error, Policy};
 
 use crate::cmd::Threads;
 use crate::device::{Device, Place};
@@ -102,17 +102,29 @@ struct SourceArgs {
     /// Take configurations from a lock file alone; one that it lacks is an error
     #[arg(long, value_name = "LOCK")]
     replay: Option<PathBuf>,
-    /// Run an op with these parameters, the others of it at their defaults; may be repeated
-    #[arg(long, value_name = "OP=NAME=VALUE,...", value_parser = pin)]
-    pin: Vec<(String, Config)>,
+    /// Run an op with this parameter, or with several as OP=NAME=VALUE,NAME=VALUE, and its others at their defaults;
+    /// may be repeated
+    #[arg(long, value_name = "OP.NAME=VALUE", value_parser = pin)]
+    pin: Vec<Pin>,
 }
 
-fn pin(text: &str) -> Result<(String, Config), String> {
-    let (op, config) = parse_pin(text).map_err(|e| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
-    if op != gpu::OP {
-        find_op(&op)?;
+/// Reads a pin of an op that there is; every flag that pins reads its value here.
+pub fn pin(text: &str) -> Result<Pin, String> {
+    let pin: Pin = text.parse().map_err(|e: Error| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
+    if pin.op != gpu::OP {
+        find_op(&pin.op)?;
     }
-    Ok((op, config))
+    Ok(pin)
+}
+
+/// The mode in which `all` pins hold for work on `device`, which has its own ops; no pin leaves all to the store.
+pub fn pinned(all: &[Pin], device: Device) -> Result<Mode> {
+    if let Some(Pin { op, .. }) = all.iter().find(|p| (p.op == gpu::OP) == (device == Device::Cpu)) {
+        let known = if device == Device::Cpu { "--device cuda or host has that one" } else { "it runs decode" };
+        return Err(anyhow!("--pin {op}: --device {device} does not run {op}")).hint(known);
+    }
+    let pins = Pins::new(all)?;
+    Ok(if pins.is_empty() { Mode::Stored } else { Mode::Pin(pins) })
 }
 
 /// The op called `name`; the error lists what there is.
@@ -124,10 +136,6 @@ pub fn find_op(name: &str) -> Result<&'static Op, String> {
 impl SourceArgs {
     /// Where configurations come from for work on `device`, which has its own ops.
     fn mode(&self, device: Device) -> Result<Mode> {
-        if let Some((op, _)) = self.pin.iter().find(|(op, _)| (op == gpu::OP) == (device == Device::Cpu)) {
-            let known = if device == Device::Cpu { "--device cuda or host has that one" } else { "it runs decode" };
-            return Err(anyhow!("--pin {op}: --device {device} does not run {op}")).hint(known);
-        }
         if self.off {
             return Ok(Mode::Off);
         }
@@ -137,13 +145,7 @@ impl SourceArgs {
                 frozen.or_hint("--replay takes the path of a lock file; without it the store decides")?,
             ));
         }
-        let mut pins = BTreeMap::new();
-        for (op, config) in &self.pin {
-            if pins.insert(op.clone(), config.clone()).is_some() {
-                return Err(anyhow!("--pin gives {op} twice")).hint("give all its parameters in one --pin");
-            }
-        }
-        Ok(if pins.is_empty() { Mode::Stored } else { Mode::Pin(pins) })
+        pinned(&self.pin, device)
     }
 }
 
@@ -192,8 +194,23 @@ impl Session {
 
     /// The same with other options.
     pub fn decoder_with(&self, options: Options) -> Result<Decoder<'_>> {
-        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
-        Ok(Decoder::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?)
+        self.decoder_under(&self.mode, options)
+    }
+
+    /// A decoder whose configurations come from where `mode` says; a pin of an op that has nothing to choose here is
+    /// refused.
+    pub fn decoder_under(&self, mode: &Mode, options: Options) -> Result<Decoder<'_>> {
+        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode };
+        let decoder = Decoder::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?;
+        if let Mode::Pin(pins) = mode
+            && let Some(op) = pins.ops().find(|op| tuned_entries(&decoder).all(|e| e.op.name != *op))
+        {
+            let names: BTreeSet<_> = tuned_entries(&decoder).map(|e| e.op.name).collect();
+            let known = names.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(anyhow!("--pin {op}: {op} has nothing to choose in this model"))
+                .hint(format!("these can be pinned: {known}"));
+        }
+        Ok(decoder)
     }
 
     /// The choices that `decoder` runs with, frozen; equal digests launch equal configurations.

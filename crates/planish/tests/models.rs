@@ -149,6 +149,26 @@ fn what_cannot_run_says_why_and_what_next() {
 }
 
 #[test]
+fn a_pin_decides_in_every_command_and_measures_nothing() {
+    let (model, expected) = (model("llama-q4_0"), expected("llama-q4_0"));
+    let bench = |flags: &[&str]| {
+        check_json(&[&["bench", &model, "-p", "8", "-n", "4", "-r", "1", "--json"], flags].concat())
+    };
+    let (one, same) = (bench(&["--pin", "attention_decode.SPLITS=2"]), bench(&["--pin", "attention_decode=SPLITS=2"]));
+    assert_eq!((&one["digest"], &one["tiers"]["pinned"]), (&same["digest"], &1.into()), "{one} {same}");
+    assert_ne!(one["digest"], bench(&["--off"])["digest"], "another configuration has another digest");
+    let pin = ["--pin", "attention_decode.SPLITS=2", "--pin", "attention.BLOCK_Q=16"];
+    let run = ["run", &model, "hello", "--raw", "--max-tokens", "4", "--json"];
+    let (told, said) = check(&[&run[..], &pin].concat(), "", 0);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["tiers"]["pinned"], 2, "{told}");
+    assert!(!said.contains("tuning") && !said.contains("measur"), "{said}");
+    check(&[&["verify", &model, "--expected", &expected, "--activations", "f32"], &pin[..]].concat(), "", 0);
+    let (answer, _) = check(&[&["chat", &model, "--max-tokens", "3"], &pin[..]].concat(), "hello\n", 0);
+    assert!(!answer.is_empty());
+}
+
+#[test]
 fn what_a_gpu_cannot_do_is_refused_and_nothing_falls_back() {
     let model = model("llama-q4_0");
     let run = |rest: &[&str], parts: &[&str]| {
@@ -160,6 +180,10 @@ fn what_a_gpu_cannot_do_is_refused_and_nothing_falls_back() {
     run(&["--device", "host", "--isa", "portable"], &["--isa", "hint: "]);
     run(&["--device", "host", "--pin", "matvec=ROWS=1"], &["--pin matvec", "hint: "]);
     run(&["--pin", "decode=THREADS=128"], &["--pin decode", "hint: "]);
+    run(&["--pin", "softcap.ROWS=1"], &["softcap has nothing to choose in this model", "attention_decode"]);
+    run(&["--pin", "attention_decode.SPLITS=3"], &["SPLITS=3 is not a candidate value", "SPLITS of 1 2 4"]);
+    run(&["--pin", "attention_decode.WIDTH=3"], &["WIDTH is not a parameter", "SPLITS of 1 2 4"]);
+    run(&["--pin", "attention_decode.SPLITS=2", "--pin", "attention_decode=SPLITS=4"], &["SPLITS: it is given twice"]);
     run(&["--path", "graph"], &["--path", "hint: "]);
     check_refused(&["verify", &model, "--expected", &expected("llama-q4_0"), "--every-width"], &["--every-width"]);
 }

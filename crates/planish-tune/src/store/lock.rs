@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::frame;
+use super::pins::Pins;
 use super::record::{Identity, Key, clip};
 use super::snapshot::{Lookup, Snapshot, Tier};
 use super::transfer::{publish_unless_emptying, read_bounded, sha256_hex};
-use crate::config::{Config, Value};
+use crate::config::Config;
 
 /// Largest lock file that is read, in bytes.
 pub const LOCK_BYTES_MAX: u64 = 16 << 20;
@@ -61,6 +62,11 @@ impl Frozen {
         let choices: BTreeMap<Key, Locked> = choices.into_iter().map(|l| (l.key.clone(), l)).collect();
         let digest = sha256_hex(canonical(&choices).as_bytes());
         Frozen { choices, digest }
+    }
+
+    /// This set with `more`, which stand where both have a key.
+    pub fn with(&self, more: impl IntoIterator<Item = Locked>) -> Self {
+        Frozen::new(self.choices.values().cloned().chain(more))
     }
 
     /// Sixty-four hexadecimal digits that stand for the whole set.
@@ -145,8 +151,8 @@ pub enum Mode {
     Replay(Frozen),
     /// The default, always.
     Off,
-    /// From this list by op; other ops from the store, else the default.
-    Pin(BTreeMap<String, Config>),
+    /// Pinned ops at their defaults with the pinned parameters; other ops from the store, else the default.
+    Pin(Pins),
 }
 
 /// Why a configuration is used.
@@ -189,6 +195,12 @@ impl Mode {
             legal(config)
                 .map_err(|verdict| Error::new(format!("{key}: {from} config {config} is not legal: {verdict}")))
         };
+        if let Mode::Pin(pins) = self
+            && let Some(config) = pins.config(key.op(), default)
+        {
+            demand(&config, "the pinned")?;
+            return Ok((config, Origin::Pinned));
+        }
         match self {
             Mode::Off => Ok((default.clone(), Origin::Default(None))),
             Mode::Replay(frozen) => {
@@ -201,11 +213,6 @@ impl Mode {
                 differs.extend((locked.kernel != identity.kernel).then_some("kernel"));
                 Ok((locked.config.clone(), Origin::Replayed(differs)))
             }
-            Mode::Pin(pins) if pins.contains_key(key.op()) => {
-                let config = &pins[key.op()];
-                demand(config, "the pinned")?;
-                Ok((config.clone(), Origin::Pinned))
-            }
             Mode::Stored | Mode::Pin(_) => Ok(match snapshot.lookup_legal(key, identity, legal) {
                 Lookup { tier: Tier::Miss { why }, .. } => (default.clone(), Origin::Default(Some(why))),
                 Lookup { tier, record: Some(choice) } => (choice.config.clone(), Origin::Stored(tier)),
@@ -213,21 +220,4 @@ impl Mode {
             }),
         }
     }
-}
-
-/// Reads one `--pin` argument, `op=NAME=value,NAME=value`; a value that reads as a number is one.
-pub fn parse_pin(text: &str) -> Result<(String, Config), Error> {
-    let bad =
-        |what: &str| Error::new(format!("pin {:?}: {what}", clip(text))).hint("write it as op=NAME=value,NAME=value");
-    let (op, rest) = text.split_once('=').filter(|(op, _)| !op.is_empty()).ok_or_else(|| bad("no op"))?;
-    let mut config = Config::new();
-    for part in rest.split(',') {
-        let pair = part.split_once('=').filter(|(n, v)| !n.is_empty() && !v.is_empty());
-        let (name, value) = pair.ok_or_else(|| bad("a parameter is not NAME=value"))?;
-        if config.get(name).is_some() {
-            return Err(bad(&format!("{} is given twice", clip(name))));
-        }
-        config = config.with(name, value.parse().map_or_else(|_| Value::from(value), Value::Int));
-    }
-    Ok((op.to_owned(), config))
 }

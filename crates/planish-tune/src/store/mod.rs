@@ -11,6 +11,7 @@ mod frame;
 mod inspect;
 mod lock;
 mod open;
+mod pins;
 mod record;
 mod shard;
 mod snapshot;
@@ -20,8 +21,9 @@ pub use compact::{Apply, Compacted, Prune, Pruned, compact, prune};
 pub use error::{Error, Warning};
 pub use frame::Kind;
 pub use inspect::{Considered, Explained, Listed, Shown, Verified, list, show, verify, why};
-pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question, parse_pin};
+pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question};
 pub use open::{Layers, Saved, Store};
+pub use pins::{Pin, Pins};
 pub use record::{Change, Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
 pub use transfer::{

@@ -14,8 +14,8 @@ use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
 use planish_kernels::op::{Machine, Shape};
-use planish_tune::store::Mode;
-use planish_tune::{Config, Space};
+use planish_tune::Space;
+use planish_tune::store::{Mode, Pins};
 use serde_json::json;
 
 use crate::device::Device;
@@ -101,12 +101,12 @@ fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String,
         return Err(anyhow!("compile needs no device")).hint("leave --device out; --arch says for which card");
     }
     let pins = match args.session.mode(Device::Cuda(0))? {
-        Mode::Pin(pins) => pins.get(gpu::OP).cloned().unwrap_or_default(),
+        Mode::Pin(pins) => pins,
         Mode::Replay(_) => return Err(anyhow!("--replay: compile takes defaults and pins")).hint("use --pin"),
-        Mode::Stored | Mode::Off => Config::new(),
+        Mode::Stored | Mode::Off => Pins::default(),
     };
     let choose = |_: &Shape, space: &Space| {
-        let config = pins.iter().fold(space.default.clone(), |c, (name, value)| c.with(name, value.clone()));
+        let config = pins.config(gpu::OP, &space.default).unwrap_or_else(|| space.default.clone());
         Ok(Some(Chosen { config, tier: "pinned" }))
     };
     let card = record::card(&args.arch);

@@ -258,12 +258,29 @@ fn modes_decide_without_falling_back_silently() {
     assert_eq!(decide(&replay, &k1, 99).unwrap(), (choice(1).config, Origin::Replayed(vec![])));
     assert!(decide(&replay, &k9, 99).unwrap_err().to_string().contains("not in the lock"));
     assert!(decide(&replay, &k1, 0).unwrap_err().to_string().contains("too many"));
-    let (op, config) = parse_pin("matvec=ROWS=4,variant=avx2").unwrap();
-    assert_eq!((op.as_str(), config.int("ROWS"), config.name("variant")), ("matvec", Some(4), Some("avx2")));
-    let pin = Mode::Pin([(op, config.clone())].into());
-    assert_eq!(decide(&pin, &k9, 99).unwrap(), (config, Origin::Pinned));
-    assert!(decide(&pin, &k9, 3).unwrap_err().to_string().contains("pinned"));
-    for bad in ["", "matvec", "=A=1", "matvec=A", "matvec=A=1,A=2", "matvec=A=1,"] {
-        assert!(parse_pin(bad).is_err(), "{bad:?}");
+    let pins = Pins::new(&["matvec=ROWS=4".parse().unwrap(), "matvec.variant=avx2".parse().unwrap()]).unwrap();
+    let pin = Mode::Pin(pins);
+    let pinned = Config::new().with("ROWS", 4).with("variant", "avx2");
+    assert_eq!(decide(&pin, &k9, 99).unwrap(), (pinned, Origin::Pinned));
+    assert!(decide(&pin, &k9, 3).unwrap_err().to_string().contains("the pinned config ROWS=4 variant=avx2 is not legal"));
+}
+
+#[test]
+fn a_pin_is_read_in_one_way_and_lies_over_the_default() {
+    let pin = |text: &str| text.parse::<Pin>();
+    let values = Config::new().with("ROWS", 4).with("variant", "avx2");
+    assert_eq!(pin("matvec=ROWS=4,variant=avx2").unwrap(), Pin { op: "matvec".into(), values: values.clone() });
+    assert_eq!(pin("matvec.ROWS=4,variant=avx2").unwrap().values, values);
+    assert_eq!(pin("matvec.variant=a=b.c").unwrap().values, Config::new().with("variant", "a=b.c"));
+    for bad in ["", "matvec", "=A=1", ".A=1", "matvec=A", "matvec.A", "matvec=A=1,A=2", "matvec=A=1,", "matvec.=1"] {
+        let said = pin(bad).unwrap_err();
+        assert!(said.next_step().unwrap().contains("OP.NAME=VALUE"), "{bad:?}: {said}");
     }
+    let two = [pin("matvec.ROWS=4").unwrap(), pin("norm.ROWS=2").unwrap()];
+    let pins = Pins::new(&two).unwrap();
+    let default = Config::new().with("ROWS", 1).with("UNROLL", 8);
+    assert_eq!(pins.config("matvec", &default), Some(default.clone().with("ROWS", 4)));
+    assert_eq!((pins.config("glu", &default), pins.ops().count()), (None, 2));
+    let again = [pin("matvec.ROWS=4").unwrap(), pin("matvec=UNROLL=1,ROWS=4").unwrap()];
+    assert!(Pins::new(&again).unwrap_err().to_string().contains("matvec.ROWS: it is given twice"));
 }

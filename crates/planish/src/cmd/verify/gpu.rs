@@ -94,8 +94,7 @@ fn widths(space: &Space, chosen: &Config, every: bool) -> Vec<Config> {
 
 /// Why the space does not allow this way, if it does not.
 fn not_legal(space: &Space, chosen: &Config, way: &Way) -> Option<String> {
-    let config = way.pinned.iter().fold(chosen.clone(), |c, (name, value)| c.with(name, value.clone()));
-    space.violated(&config.with("PATH", way.route.name()))
+    space.violated(&chosen.clone().overlaid(&way.pinned).with("PATH", way.route.name()))
 }
 
 /// In how many values two dumps differ, if they do.
