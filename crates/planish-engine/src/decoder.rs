@@ -9,10 +9,12 @@ use planish_kernels::op::Machine;
 use planish_kernels::ops::{self, glu::Gate};
 use planish_kernels::step;
 use planish_kernels::weight::{Activation, Activations, Int8};
+use planish_tune::store::Frozen;
 
 use crate::arch::{self, Hyper};
 use crate::error::{Error, Result};
-use crate::plan::{Choices, Emit, Entry};
+use crate::identity;
+use crate::plan::{self, Beyond, Calls, Choices, Chosen, Entry};
 use crate::weights::{Layer, Weights};
 
 /// A step that takes longer than this has hung.
@@ -87,6 +89,7 @@ pub struct Decoder<'a> {
     pub decode_plan: Vec<Entry>,
     /// Worklist of a prefill step.
     pub prefill_plan: Vec<Entry>,
+    frozen: Frozen,
     position: usize,
     host: Host,
     logits: Vec<f32>,
@@ -118,8 +121,26 @@ impl Host {
     }
 }
 
-impl<'a> Decoder<'a> {
-    /// Allocates cache and scratch and records the steps.
+/// A decoder before its steps are recorded: memory, calls, and what is chosen for each.
+pub struct Planned<'a> {
+    machine: Machine<'a>,
+    hyper: &'a Hyper,
+    options: Options,
+    buffers: Buffers,
+    tables: Vec<RopeTable>,
+    decode: Calls,
+    prefill: Calls,
+    every: Option<Calls>,
+    /// Worklist of a decode step.
+    pub decode_plan: Vec<Entry>,
+    /// Worklist of a prefill step.
+    pub prefill_plan: Vec<Entry>,
+    /// What the step of verification has beyond both.
+    beyond: Vec<Entry>,
+}
+
+impl<'a> Planned<'a> {
+    /// Allocates cache and scratch, lists the calls, and asks `choices` once for every op at every shape.
     pub fn new(
         machine: Machine<'a>,
         hyper: &'a Hyper,
@@ -133,26 +154,108 @@ impl<'a> Decoder<'a> {
         }
         let buffers = Buffers::new(&machine, hyper, weights, &options)?;
         let graph = Graph { hyper, weights, buffers: &buffers, options: &options };
-        let record = |batch, head| graph.record(machine, choices, batch, head);
-        let (decode, decode_plan) = record(1, Head::Last)?;
-        let (prefill, prefill_plan) = record(options.chunk, Head::Last)?;
-        let every = if options.all_logits { Some(record(options.chunk, Head::All)?.0) } else { None };
-        let (host, logits) = (Host::new(hyper, &weights.tables, options.chunk), vec![0.0; hyper.vocab]);
-        Ok(Decoder {
+        let (decode, prefill) = (graph.calls(1, Head::Last), graph.calls(options.chunk, Head::Last));
+        let every = options.all_logits.then(|| graph.calls(options.chunk, Head::All));
+        let (decode_plan, prefill_plan) = (decode.plan(&machine, choices)?, prefill.plan(&machine, choices)?);
+        let mut beyond = every.as_ref().map_or(Ok(Vec::new()), |calls| calls.plan(&machine, &Beyond(choices)))?;
+        let known =
+            |e: &Entry| decode_plan.iter().chain(&prefill_plan).any(|k| k.op.name == e.op.name && k.shape == e.shape);
+        beyond.retain(|e| !known(e));
+        let tables = weights.tables.clone();
+        Ok(Planned {
             machine,
             hyper,
             options,
             buffers,
-            tables: weights.tables.clone(),
+            tables,
             decode,
             prefill,
             every,
             decode_plan,
             prefill_plan,
+            beyond,
+        })
+    }
+
+    /// What was chosen, as a set that cannot change any more.
+    pub fn frozen(&self) -> Result<Frozen> {
+        plan::freeze(self.decode_plan.iter().chain(&self.prefill_plan), &self.machine)
+    }
+
+    /// Records the steps with `frozen`: its own set, or one that several processes agreed on.
+    ///
+    /// Only a frozen set is taken, so that nothing can be chosen, looked up or tuned while sequences are captured:
+    /// ```
+    /// # use planish_engine::decoder::{Decoder, Planned};
+    /// # use planish_tune::store::Frozen;
+    /// fn record<'a>(planned: Planned<'a>, set: &Frozen) -> planish_engine::Result<Decoder<'a>> {
+    ///     planned.record(set)
+    /// }
+    /// ```
+    /// Choices that may still change are refused by the compiler:
+    /// ```compile_fail
+    /// # use planish_engine::decoder::{Decoder, Planned};
+    /// # use planish_engine::plan::Choices;
+    /// fn record<'a>(planned: Planned<'a>, set: &dyn Choices) -> planish_engine::Result<Decoder<'a>> {
+    ///     planned.record(set)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// When the set lacks an op of this plan at its shape, or has a configuration for it that is not legal.
+    pub fn record(mut self, frozen: &Frozen) -> Result<Decoder<'a>> {
+        let machine = self.machine;
+        let record = |batch, calls: &Calls, frozen: &Frozen| -> Result<Recorded> {
+            Ok(Recorded { batch, sequence: machine.backend.record(&calls.launches(&machine, frozen)?)? })
+        };
+        let decode = record(1, &self.decode, frozen)?;
+        let prefill = record(self.options.chunk, &self.prefill, frozen)?;
+        let whole = frozen.with(plan::freeze(&self.beyond, &machine)?.iter().cloned());
+        let every = self.every.as_ref().map(|calls| record(self.options.chunk, calls, &whole)).transpose()?;
+        for entry in self.decode_plan.iter_mut().chain(&mut self.prefill_plan).filter(|e| e.tuned) {
+            let locked = frozen.get(&identity::key(entry.op, &entry.shape)?).expect("it was recorded with it");
+            if locked.config != entry.chosen.config {
+                entry.chosen = Chosen { config: locked.config.clone(), tier: "locked" };
+            }
+        }
+        let Planned { hyper, options, buffers, tables, decode_plan, prefill_plan, .. } = self;
+        let (host, logits) = (Host::new(hyper, &tables, options.chunk), vec![0.0; hyper.vocab]);
+        Ok(Decoder {
+            machine,
+            hyper,
+            options,
+            buffers,
+            tables,
+            decode,
+            prefill,
+            every,
+            decode_plan,
+            prefill_plan,
+            frozen: frozen.clone(),
             position: 0,
             host,
             logits,
         })
+    }
+}
+
+impl<'a> Decoder<'a> {
+    /// Allocates cache and scratch, plans, freezes what `choices` gave, and records the steps.
+    pub fn new(
+        machine: Machine<'a>,
+        hyper: &'a Hyper,
+        weights: &Weights,
+        options: Options,
+        choices: &dyn Choices,
+    ) -> Result<Self> {
+        let planned = Planned::new(machine, hyper, weights, options, choices)?;
+        let frozen = planned.frozen()?;
+        planned.record(&frozen)
+    }
+
+    /// What it was recorded with; equal digests launch equal configurations.
+    pub fn frozen(&self) -> &Frozen {
+        &self.frozen
     }
 
     /// Tokens in the cache.
@@ -372,47 +475,40 @@ struct Graph<'g> {
 }
 
 impl Graph<'_> {
-    fn record(
-        &self,
-        machine: Machine<'_>,
-        choices: &dyn Choices,
-        batch: usize,
-        head: Head,
-    ) -> Result<(Recorded, Vec<Entry>)> {
-        let mut emit = Emit::new(machine, choices);
-        self.step(&mut emit, batch, head)?;
-        let (launches, entries) = emit.finish();
-        Ok((Recorded { batch, sequence: machine.backend.record(&launches)? }, entries))
+    /// The calls of a step for at most `batch` tokens.
+    fn calls(&self, batch: usize, head: Head) -> Calls {
+        let mut calls = Calls::default();
+        self.step(&mut calls, batch, head);
+        calls
     }
 
-    fn step(&self, emit: &mut Emit<'_>, batch: usize, head: Head) -> Result<()> {
+    fn step(&self, emit: &mut Calls, batch: usize, head: Head) {
         let (hyper, w, b) = (self.hyper, self.weights, self.buffers);
-        emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, hyper.embedding_scale))?;
+        emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, hyper.embedding_scale));
         for (index, layer) in w.layers.iter().enumerate() {
-            self.attention(emit, batch, index, layer)?;
-            self.feed_forward(emit, batch, layer)?;
+            self.attention(emit, batch, index, layer);
+            self.feed_forward(emit, batch, layer);
         }
         let norm = ops::norm::Norm { weight: &w.output_norm, eps: hyper.eps, batch, last: head == Head::Last };
         let (activation, rows) = match head {
             Head::Last => (&b.last, 1),
             Head::All => (&b.a, batch),
         };
-        emit.push(ops::norm::call(&norm, &b.x, activation, &b.step))?;
-        emit.push(ops::matmul::call(&w.head, self.options.activations, rows, activation, &b.logits, &b.step))?;
+        emit.push(ops::norm::call(&norm, &b.x, activation, &b.step));
+        emit.push(ops::matmul::call(&w.head, self.options.activations, rows, activation, &b.logits, &b.step));
         if let Some(cap) = hyper.logit_softcap {
-            emit.push(ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap))?;
+            emit.push(ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap));
         }
-        Ok(())
     }
 
-    fn attention(&self, emit: &mut Emit<'_>, batch: usize, index: usize, layer: &Layer) -> Result<()> {
+    fn attention(&self, emit: &mut Calls, batch: usize, index: usize, layer: &Layer) {
         let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
         let norm = ops::norm::Norm { weight: &layer.attn_norm, eps: hyper.eps, batch, last: false };
-        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step))?;
+        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step));
         let project = |w, out: &Slice| ops::matmul::call(w, class, batch, &b.a, out, &b.step);
-        emit.push(project(&layer.q, &b.q).with_bias(layer.q_bias.as_ref()))?;
-        emit.beside(project(&layer.k, &b.k).with_bias(layer.k_bias.as_ref()))?;
-        emit.beside(project(&layer.v, &b.v).with_bias(layer.v_bias.as_ref()))?;
+        emit.push(project(&layer.q, &b.q).with_bias(layer.q_bias.as_ref()));
+        emit.beside(project(&layer.k, &b.k).with_bias(layer.k_bias.as_ref()));
+        emit.beside(project(&layer.v, &b.v).with_bias(layer.v_bias.as_ref()));
         let [keys, values] = &b.kv[index];
         let heads = ops::attention::Heads {
             heads: hyper.heads,
@@ -430,37 +526,37 @@ impl Graph<'_> {
             norms: layer.head_norms.as_ref().map(|[q, k]| [q, k]),
             table: b.tables[layer.table].each_ref(),
         };
-        emit.push(ops::rope::call(&rope, [&b.q, &b.k, &b.v], [keys, values], &b.step))?;
+        emit.push(ops::rope::call(&rope, [&b.q, &b.k, &b.v], [keys, values], &b.step));
         let mask = ops::attention::Mask { window: layer.window, softcap: hyper.attn_softcap, scale: hyper.attn_scale };
-        emit.push(ops::attention::call(&heads, &mask, [&b.q, keys, values], &b.o, &b.partial, &b.step))?;
-        self.add_back(emit, batch, &layer.o, &b.o, layer.attn_post_norm.as_ref())
+        emit.push(ops::attention::call(&heads, &mask, [&b.q, keys, values], &b.o, &b.partial, &b.step));
+        self.add_back(emit, batch, &layer.o, &b.o, layer.attn_post_norm.as_ref());
     }
 
-    fn feed_forward(&self, emit: &mut Emit<'_>, batch: usize, layer: &Layer) -> Result<()> {
+    fn feed_forward(&self, emit: &mut Calls, batch: usize, layer: &Layer) {
         let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
         let norm = ops::norm::Norm { weight: &layer.ffn_norm, eps: hyper.eps, batch, last: false };
-        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step))?;
-        emit.push(ops::matmul::call(&layer.gate, class, batch, &b.a, &b.gate, &b.step))?;
-        emit.beside(ops::matmul::call(&layer.up, class, batch, &b.a, &b.up, &b.step))?;
-        emit.push(ops::glu::call(gate(hyper.activation), batch, [&b.gate, &b.up], &b.b, &b.step))?;
-        self.add_back(emit, batch, &layer.down, &b.b, layer.ffn_post_norm.as_ref())
+        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step));
+        emit.push(ops::matmul::call(&layer.gate, class, batch, &b.a, &b.gate, &b.step));
+        emit.beside(ops::matmul::call(&layer.up, class, batch, &b.a, &b.up, &b.step));
+        emit.push(ops::glu::call(gate(hyper.activation), batch, [&b.gate, &b.up], &b.b, &b.step));
+        self.add_back(emit, batch, &layer.down, &b.b, layer.ffn_post_norm.as_ref());
     }
 
     /// `x += W a`, through a norm where the architecture has one behind the block.
     fn add_back(
         &self,
-        emit: &mut Emit<'_>,
+        emit: &mut Calls,
         batch: usize,
         weight: &planish_kernels::weight::Weight,
         from: &Activation,
         post_norm: Option<&Slice>,
-    ) -> Result<()> {
+    ) {
         let (b, class) = (self.buffers, self.options.activations);
         match post_norm {
             None => emit.push(ops::matmul::call(weight, class, batch, from, &b.x, &b.step).adding()),
             Some(norm) => {
-                emit.push(ops::matmul::call(weight, class, batch, from, &b.y, &b.step))?;
-                emit.push(ops::norm::add_call(norm, self.hyper.eps, batch, [&b.y, &b.x], &b.step))
+                emit.push(ops::matmul::call(weight, class, batch, from, &b.y, &b.step));
+                emit.push(ops::norm::add_call(norm, self.hyper.eps, batch, [&b.y, &b.x], &b.step));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::{GPU_HASH, KERNEL_HASH, KERNEL_TOOLCHAIN};
-use planish_tune::store::{Identity, Key, Mode, Origin, Question, Silicon, Snapshot, Tier};
+use planish_tune::store::{Identity, Key, Locked, Mode, Origin, Question, Silicon, Snapshot, Tier};
 use planish_tune::{Config, Param, Policy, Space};
 
 use crate::error::{Error, Result};
@@ -53,6 +53,11 @@ impl Identities {
         }
     }
 
+    /// `config` as the frozen choice of `key`.
+    pub fn locked(&self, key: Key, config: &Config) -> Locked {
+        Locked { key, config: config.clone(), kernel: self.kernel.clone(), silicon: self.silicon.hash16() }
+    }
+
     /// The silicon, for reports and quarantine.
     pub fn silicon(&self) -> &Silicon {
         &self.silicon
@@ -82,6 +87,13 @@ pub struct StoreChoices<'a> {
 impl Choices for StoreChoices<'_> {
     fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
         self.choose_for(op.name, shape, space)
+    }
+
+    fn choose_beyond(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        match self.mode {
+            Mode::Replay(frozen) if frozen.get(&key(op, shape)?).is_none() => Ok(None),
+            _ => self.choose(op, shape, space),
+        }
     }
 }
 

@@ -1,21 +1,39 @@
 //! The plan: which calls a step makes, and which configuration each gets.
 //!
 //! It is built once at load from model, device and choices, and is the only reader of the choices.
+//! What it chose is then frozen, and only a frozen set is recorded: nothing is chosen while a sequence is captured.
 //! The same list of (op, shape, uses) is the worklist of `planish tune`: what is tuned is what is launched.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
 
 use planish_device::Launch;
 use planish_kernels::op::{Machine, OpCall, Shape};
 use planish_kernels::{Cost, Op};
-use planish_tune::{Config, Space};
+use planish_tune::store::Frozen;
+use planish_tune::{Config, Policy, Space};
 
 use crate::error::{Error, Result};
+use crate::identity::{self, Identities};
 
 /// Gives the configuration of an op at a shape, when one has been chosen.
 pub trait Choices {
     /// The chosen configuration and where it comes from, or `None` to take the default; only asked where there is a choice.
     fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>>;
+
+    /// The same for a step that only verification runs: no worklist and no lock has what is only there.
+    fn choose_beyond(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        self.choose(op, shape, space)
+    }
+}
+
+/// Choices for a step that only verification runs.
+pub struct Beyond<'c>(pub &'c dyn Choices);
+
+impl Choices for Beyond<'_> {
+    fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        self.0.choose_beyond(op, shape, space)
+    }
 }
 
 /// A configuration and where it comes from.
@@ -23,7 +41,7 @@ pub trait Choices {
 pub struct Chosen {
     /// The configuration.
     pub config: Config,
-    /// `tuned`, `prior`, `pinned` or `default`.
+    /// `tuned`, `nearby`, `prior`, `locked`, `pinned` or `default`.
     pub tier: &'static str,
 }
 
@@ -72,59 +90,93 @@ pub struct Entry {
     pub chosen: Chosen,
 }
 
-/// Calls in the order of a step, turned into launches as they come.
-pub struct Emit<'a> {
-    machine: Machine<'a>,
-    choices: &'a dyn Choices,
-    entries: BTreeMap<(&'static str, Shape), Entry>,
-    launches: Vec<Launch>,
+/// Calls in the order of a step: first planned, then frozen, then recorded.
+#[derive(Default)]
+pub struct Calls(Vec<Call>);
+
+/// A call, and whether it is independent of the one before it.
+struct Call {
+    call: OpCall,
+    overlap: bool,
 }
 
-impl<'a> Emit<'a> {
-    /// An empty step on `machine`.
-    pub fn new(machine: Machine<'a>, choices: &'a dyn Choices) -> Self {
-        Emit { machine, choices, entries: BTreeMap::new(), launches: Vec::new() }
-    }
-
+impl Calls {
     /// Adds a call that sees all writes before it.
-    pub fn push(&mut self, call: OpCall) -> Result<()> {
-        self.add(call, false)
+    pub fn push(&mut self, call: OpCall) {
+        self.0.push(Call { call, overlap: false });
     }
 
     /// Adds a call that is independent of the one before it.
-    pub fn beside(&mut self, call: OpCall) -> Result<()> {
-        self.add(call, true)
+    pub fn beside(&mut self, call: OpCall) {
+        self.0.push(Call { call, overlap: true });
     }
 
-    fn add(&mut self, call: OpCall, overlap: bool) -> Result<()> {
-        let key = (call.op.name, call.shape.clone());
-        if !self.entries.contains_key(&key) {
-            let entry = self.entry(&call)?;
-            self.entries.insert(key.clone(), entry);
+    /// The worklist of the step on `machine`, each op at each shape with what is chosen for it.
+    pub fn plan(&self, machine: &Machine<'_>, choices: &dyn Choices) -> Result<Vec<Entry>> {
+        let mut entries: BTreeMap<(&'static str, &Shape), Entry> = BTreeMap::new();
+        for Call { call, .. } in &self.0 {
+            match entries.entry((call.op.name, &call.shape)) {
+                Slot::Occupied(held) => held.into_mut().uses += 1,
+                Slot::Vacant(free) => _ = free.insert(entry(call, machine, choices)?),
+            }
         }
-        let entry = self.entries.get_mut(&key).expect("inserted above");
-        entry.uses += 1;
-        let mut steps = call.steps(&entry.chosen.config, &self.machine).map_err(|r| {
-            Error::request(format!("{} {} with {}: {r}", call.op.name, call.shape, entry.chosen.config))
-                .with_hint("`planish store why` shows where this configuration comes from; `--off` runs the defaults")
-        })?;
-        if let Some(first) = steps.first_mut() {
-            first.overlap = overlap;
+        Ok(entries.into_values().collect())
+    }
+
+    /// The launches of the step with the configurations of `frozen`, which is asked for every op that has a choice.
+    pub fn launches(&self, machine: &Machine<'_>, frozen: &Frozen) -> Result<Vec<Launch>> {
+        let mut configs: BTreeMap<(&'static str, &Shape), Config> = BTreeMap::new();
+        let mut launches = Vec::new();
+        for Call { call, overlap } in &self.0 {
+            let config = match configs.entry((call.op.name, &call.shape)) {
+                Slot::Occupied(held) => held.into_mut(),
+                Slot::Vacant(free) => free.insert(frozen_config(call, machine, frozen)?),
+            };
+            let mut steps = call.steps(config, machine).map_err(|r| {
+                Error::request(format!("{} {} with {config}: {r}", call.op.name, call.shape)).with_hint(
+                    "`planish store why` shows where this configuration comes from; `--off` runs the defaults",
+                )
+            })?;
+            if let Some(first) = steps.first_mut() {
+                first.overlap = *overlap;
+            }
+            launches.append(&mut steps);
         }
-        self.launches.append(&mut steps);
-        Ok(())
+        Ok(launches)
     }
+}
 
-    fn entry(&self, call: &OpCall) -> Result<Entry> {
-        let space = (call.op.space)(&call.shape, &self.machine);
-        let asked = if space.params.is_empty() { None } else { self.choices.choose(call.op, &call.shape, &space)? };
-        let chosen = asked.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
-        let cost = (call.op.cost)(&call.shape);
-        Ok(Entry { op: call.op, shape: call.shape.clone(), uses: 0, tuned: !space.params.is_empty(), cost, chosen })
-    }
+fn entry(call: &OpCall, machine: &Machine<'_>, choices: &dyn Choices) -> Result<Entry> {
+    let (op, shape) = (call.op, call.shape.clone());
+    let space = (op.space)(&shape, machine);
+    let tuned = !space.params.is_empty();
+    let asked = if tuned { choices.choose(op, &shape, &space)? } else { None };
+    let chosen = asked.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
+    Ok(Entry { op, cost: (op.cost)(&shape), shape, uses: 1, tuned, chosen })
+}
 
-    /// The launches and the worklist.
-    pub fn finish(self) -> (Vec<Launch>, Vec<Entry>) {
-        (self.launches, self.entries.into_values().collect())
+fn frozen_config(call: &OpCall, machine: &Machine<'_>, frozen: &Frozen) -> Result<Config> {
+    let space = (call.op.space)(&call.shape, machine);
+    if space.params.is_empty() {
+        return Ok(space.default);
     }
+    let key = identity::key(call.op, &call.shape)?;
+    let locked = frozen.get(&key).ok_or_else(|| {
+        Error::request(format!("{key} is not in the frozen set {}", frozen.digest()))
+            .with_hint("freeze the plan of this very model, context and chunk")
+    })?;
+    match space.violated(&locked.config) {
+        None => Ok(locked.config.clone()),
+        Some(why) => Err(Error::request(format!("{key}: the frozen config {} is not legal: {why}", locked.config))),
+    }
+}
+
+/// The choices of worklists as one set that cannot change any more: what may be recorded.
+pub fn freeze<'e>(entries: impl IntoIterator<Item = &'e Entry>, machine: &Machine<'_>) -> Result<Frozen> {
+    let identities = Identities::new(machine, &Policy::default());
+    let locked = entries
+        .into_iter()
+        .filter(|e| e.tuned)
+        .map(|e| Ok(identities.locked(identity::key(e.op, &e.shape)?, &e.chosen.config)));
+    Ok(Frozen::new(locked.collect::<Result<Vec<_>>>()?))
 }

@@ -3,12 +3,12 @@
 use anyhow::Result;
 use planish_device::Backend;
 use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
-use planish_engine::identity::{self, Identities, StoreChoices};
+use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::ModelFile;
 use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Shape};
-use planish_tune::store::{Frozen, Locked, Mode, Store};
+use planish_tune::store::{Mode, Store};
 use planish_tune::{Config, Policy, Space};
 
 use crate::device::{self, Device};
@@ -89,17 +89,6 @@ impl GpuSession {
     fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {
         let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
         choices.choose_for(gpu::OP, shape, space)
-    }
-
-    /// The choice that `decoder` runs with, frozen; equal digests launch equal configurations.
-    pub fn frozen(&self, decoder: &GpuDecoder<'_>) -> Result<Frozen> {
-        let (space, _) = self.space()?;
-        Ok(Frozen::new([Locked {
-            key: identity::key_of(gpu::OP, decoder.shape())?,
-            config: decoder.chosen().config.clone(),
-            kernel: self.identities.of(&space).kernel,
-            silicon: self.identities.silicon().hash16(),
-        }]))
     }
 
     /// The device in words.

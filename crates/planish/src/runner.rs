@@ -120,7 +120,7 @@ impl Runner<'_> {
         let (rows, fields) = match self {
             Runner::Cpu(session, decoder) => {
                 let (threads, isa) = (session.cpu.threads(), session.isa);
-                let (tiers, frozen) = (session::tiers(decoder), session.frozen(decoder)?);
+                let (tiers, frozen) = (session::tiers(decoder), decoder.frozen());
                 let rows = vec![
                     ("threads", format!("{threads}, {isa}")),
                     ("choices", session::tiers_text(&tiers)),
@@ -138,7 +138,7 @@ impl Runner<'_> {
 /// What a GPU's decoder runs on and with.
 pub fn gpu_facts(session: &GpuSession, decoder: &GpuDecoder<'_>) -> Result<(Vec<(&'static str, String)>, Value)> {
     let (path, launches, chosen) = (decoder.route().name(), decoder.launches(), decoder.chosen());
-    let frozen = session.frozen(decoder)?;
+    let frozen = decoder.frozen();
     let rows = vec![
         ("device", format!("{}, {}", session.device, session.label())),
         ("path", format!("{path}, {launches} launches a token")),

@@ -9,14 +9,14 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use planish_device::Cpu;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::gpu;
-use planish_engine::identity::{self, Identities, StoreChoices};
+use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::Model;
 use planish_engine::plan::Entry;
 use planish_kernels::cpu::{isa::Isa, matmul};
 use planish_kernels::op::{Machine, Op};
 use planish_kernels::ops;
 use planish_kernels::weight::Activations;
-use planish_tune::store::{Frozen, Layers, Locked, Mode, Pin, Pins, Store};
+use planish_tune::store::{Frozen, Layers, Mode, Pin, Pins, Store};
 use planish_tune::{Error, Policy};
 
 use crate::cmd::Threads;
@@ -211,21 +211,6 @@ impl Session {
                 .hint(format!("these can be pinned: {known}"));
         }
         Ok(decoder)
-    }
-
-    /// The choices that `decoder` runs with, frozen; equal digests launch equal configurations.
-    pub fn frozen(&self, decoder: &Decoder<'_>) -> Result<Frozen> {
-        let mut locked = Vec::new();
-        for entry in tuned_entries(decoder) {
-            let identity = self.identities.of(&(entry.op.space)(&entry.shape, &self.machine()));
-            locked.push(Locked {
-                key: identity::key(entry.op, &entry.shape)?,
-                config: entry.chosen.config.clone(),
-                kernel: identity.kernel,
-                silicon: self.identities.silicon().hash16(),
-            });
-        }
-        Ok(Frozen::new(locked))
     }
 
     /// Whether nothing that `decoder` could have tuned has been tuned on this machine.

@@ -151,9 +151,8 @@ fn what_cannot_run_says_why_and_what_next() {
 #[test]
 fn a_pin_decides_in_every_command_and_measures_nothing() {
     let (model, expected) = (model("llama-q4_0"), expected("llama-q4_0"));
-    let bench = |flags: &[&str]| {
-        check_json(&[&["bench", &model, "-p", "8", "-n", "4", "-r", "1", "--json"], flags].concat())
-    };
+    let bench =
+        |flags: &[&str]| check_json(&[&["bench", &model, "-p", "8", "-n", "4", "-r", "1", "--json"], flags].concat());
     let (one, same) = (bench(&["--pin", "attention_decode.SPLITS=2"]), bench(&["--pin", "attention_decode=SPLITS=2"]));
     assert_eq!((&one["digest"], &one["tiers"]["pinned"]), (&same["digest"], &1.into()), "{one} {same}");
     assert_ne!(one["digest"], bench(&["--off"])["digest"], "another configuration has another digest");

@@ -10,13 +10,16 @@ use planish_kernels::gpu::sample;
 use planish_kernels::op::{Attrs, Machine, OpCall, Shape};
 use planish_kernels::rope_table::RopeTable;
 use planish_kernels::weight::Activations;
-use planish_tune::{Config, Space, Value};
+use planish_tune::store::Frozen;
+use planish_tune::{Config, Policy, Space, Value};
 
+use super::OP;
 use super::chunk::{self, Chunks};
 use super::weights::Weights;
 use crate::arch::{Activation, Hyper};
 use crate::error::{Error, Result};
 use crate::generate::Flow;
+use crate::identity::{Identities, key_of};
 use crate::plan::Chosen;
 
 /// A step that takes longer than this has hung.
@@ -115,6 +118,7 @@ pub struct GpuDecoder<'a> {
     route: Route,
     shape: Shape,
     chosen: Chosen,
+    frozen: Frozen,
     position: usize,
     flying: VecDeque<Token>,
     spent: Spent,
@@ -151,11 +155,15 @@ impl<'a> GpuDecoder<'a> {
         let (route, config) = along(&space, &chosen.config, options.route)?;
         let tier = if config == chosen.config { chosen.tier } else { "pinned" };
         let chosen = Chosen { config, tier };
+        let locked = Identities::new(&machine, &Policy::default()).locked(key_of(OP, &shape)?, &chosen.config);
+        let frozen = Frozen::new([locked]);
         let memory = memory(machine, &model, weights)?;
         let settings = machine.backend.alloc(4 * SETTINGS, Init::Zero)?.all();
+        // Whatever is captured is captured with what is frozen.
         let record = |draw: &Draw| -> Result<Sequence> {
-            let launches = decode::step((&model, &weights.at), &memory, draw, &chosen.config, &machine);
-            let refused = |r| Error::request(format!("a step with {}: {r}", chosen.config));
+            let config = &frozen.get(&key_of(OP, &shape)?).expect("frozen above").config;
+            let launches = decode::step((&model, &weights.at), &memory, draw, config, &machine);
+            let refused = |r| Error::request(format!("a step with {config}: {r}"));
             let launches = launches.map_err(refused)?;
             let backend = machine.backend;
             Ok(if route == Route::Graph { backend.record_graph(&launches)? } else { backend.record(&launches)? })
@@ -180,6 +188,7 @@ impl<'a> GpuDecoder<'a> {
             route,
             shape,
             chosen,
+            frozen,
             position: 0,
             flying,
             spent: Spent::default(),
@@ -216,6 +225,11 @@ impl<'a> GpuDecoder<'a> {
     /// The configuration in use and where it comes from.
     pub fn chosen(&self) -> &Chosen {
         &self.chosen
+    }
+
+    /// What it was recorded with; equal digests launch equal configurations.
+    pub fn frozen(&self) -> &Frozen {
+        &self.frozen
     }
 
     /// Launches of one step.

@@ -176,7 +176,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         load_average,
         load_average_after,
         tiers: session::tiers(&decoder),
-        digest: session.frozen(&decoder)?.digest().to_owned(),
+        digest: decoder.frozen().digest().to_owned(),
         version: env!("CARGO_PKG_VERSION"),
     })
 }

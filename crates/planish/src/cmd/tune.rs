@@ -276,7 +276,7 @@ fn quarantine() -> Option<PathBuf> {
 fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Result<Option<EndToEnd>> {
     let (decode, prefill, digest) = {
         let tuned = session.decoder()?;
-        let digest = session.frozen(&tuned)?.digest().to_owned();
+        let digest = tuned.frozen().digest().to_owned();
         (tuned.decode_plan, tuned.prefill_plan, digest)
     };
     if !request.force
@@ -306,7 +306,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
     let items = accept::refuted(&report, &decode, &prefill);
     let machine = Machine { backend: &session.cpu, isa: session.isa };
     let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;
-    let digest = session.frozen(&session.decoder()?)?.digest().to_owned();
+    let digest = session.decoder()?.frozen().digest().to_owned();
     accept::remember(&report, &digest, &session.identities, &mut session.store)?;
     for warning in session.store.take_warnings() {
         request.ui.note(&format!("warning: {warning}"));

@@ -262,7 +262,9 @@ fn modes_decide_without_falling_back_silently() {
     let pin = Mode::Pin(pins);
     let pinned = Config::new().with("ROWS", 4).with("variant", "avx2");
     assert_eq!(decide(&pin, &k9, 99).unwrap(), (pinned, Origin::Pinned));
-    assert!(decide(&pin, &k9, 3).unwrap_err().to_string().contains("the pinned config ROWS=4 variant=avx2 is not legal"));
+    assert!(
+        decide(&pin, &k9, 3).unwrap_err().to_string().contains("the pinned config ROWS=4 variant=avx2 is not legal")
+    );
 }
 
 #[test]
