@@ -7,6 +7,9 @@ mod gpu;
 mod hint;
 mod home;
 mod interrupt;
+// Its callers arrive one by one.
+#[allow(dead_code)]
+mod page;
 mod presets;
 mod report;
 mod runner;

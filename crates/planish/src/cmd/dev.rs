@@ -10,6 +10,7 @@ use planish_engine::shapes::random::Mix;
 use planish_engine::shapes::{self, PRESETS};
 use serde_json::json;
 
+use crate::page::Plot;
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report, since_start};
 
@@ -23,6 +24,19 @@ pub struct DevArgs {
 #[derive(Subcommand)]
 enum DevCommand {
     WriteModel(WriteModelArgs),
+    Plot(PlotArgs),
+}
+
+/// Draw a plot that is given as JSON, as an SVG file that follows light and dark
+#[derive(Args)]
+struct PlotArgs {
+    /// The plot: `intervals`, `roofline`, `stacked`, `fit` or `curves`
+    data: PathBuf,
+    /// Its width in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 860, value_parser = clap::value_parser!(u32).range(200..=4000))]
+    width: u32,
+    /// The file to write
+    out: PathBuf,
 }
 
 /// Write a GGUF file of random weights with the true shape of a well-known model
@@ -52,7 +66,17 @@ fn mixes() -> PossibleValuesParser {
 pub fn run(args: &DevArgs, ui: Ui) -> Result<Outcome> {
     match &args.command {
         DevCommand::WriteModel(args) => write_model(args, ui),
+        DevCommand::Plot(args) => draw(args),
     }
+}
+
+fn draw(args: &PlotArgs) -> Result<Outcome> {
+    let data = &args.data;
+    let text = fs::read_to_string(data).with_context(|| format!("cannot read {}", data.display()))?;
+    let plot: Plot = serde_json::from_str(&text).with_context(|| format!("{} is no plot", data.display()))?;
+    fs::write(&args.out, plot.file(f64::from(args.width)))
+        .with_context(|| format!("cannot write {}", args.out.display()))?;
+    Ok(Outcome::Done)
 }
 
 /// Writes beside the wanted place first, so that no half-written model ever has its name.
