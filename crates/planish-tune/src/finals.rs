@@ -41,7 +41,7 @@ impl Finalist {
         self.admitted.config()
     }
 
-    fn pairs(&self) -> usize {
+    pub fn pairs(&self) -> usize {
         self.logs[0].len()
     }
 
@@ -150,22 +150,8 @@ fn run_rounds(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(
     let policy = bench.task.policy.clone();
     let mut bad_in_a_row = 0;
     for &look in &policy.looks {
-        while let Some(round) = finalists.iter().filter(|f| f.running()).map(Finalist::pairs).min() {
-            if round >= look {
-                break;
-            }
-            match paired_round(bench, finalists, round)? {
-                None => bad_in_a_row = 0,
-                Some(_) if bad_in_a_row >= 2 * policy.drift_retries => return Ok(()),
-                Some(drift) => {
-                    // A clock that stays at a new level is as good as the old one: both sides of a pair feel it.
-                    if drift.settled && bad_in_a_row >= policy.drift_retries {
-                        bench.adopt(&drift.level);
-                    }
-                    bench.cool(drift.change, 0, bad_in_a_row)?;
-                    bad_in_a_row += 1;
-                }
-            }
+        if !rounds_until(bench, finalists, look, &mut bad_in_a_row)? {
+            return Ok(());
         }
         for f in finalists.iter_mut().filter(|f| f.running()) {
             f.look(&policy);
@@ -175,6 +161,36 @@ fn run_rounds(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Rounds until everybody who is still running has `pairs` of them; false where the machine drifts too much for that.
+///
+/// `bad_in_a_row` counts rounds that drifted, from one call to the next.
+pub(crate) fn rounds_until(
+    bench: &mut Bench<'_, '_>,
+    finalists: &mut [Finalist],
+    pairs: usize,
+    bad_in_a_row: &mut u32,
+) -> Result<bool, Halt> {
+    let policy = bench.task.policy.clone();
+    while let Some(round) = finalists.iter().filter(|f| f.running()).map(Finalist::pairs).min() {
+        if round >= pairs {
+            break;
+        }
+        match paired_round(bench, finalists, round)? {
+            None => *bad_in_a_row = 0,
+            Some(_) if *bad_in_a_row >= 2 * policy.drift_retries => return Ok(false),
+            Some(drift) => {
+                // A clock that stays at a new level is as good as the old one: both sides of a pair feel it.
+                if drift.settled && *bad_in_a_row >= policy.drift_retries {
+                    bench.adopt(&drift.level);
+                }
+                bench.cool(drift.change, 0, *bad_in_a_row)?;
+                *bad_in_a_row += 1;
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// A round that does not count.

@@ -18,6 +18,7 @@ pub mod space;
 pub mod stats;
 pub mod store;
 pub mod subject;
+pub mod sweep;
 
 pub use budget::{Budget, Clock, VirtualClock, WallClock, allot};
 pub use config::{Config, Value};
@@ -29,3 +30,4 @@ pub use policy::Policy;
 pub use search::tune;
 pub use space::{Constraint, Param, Space};
 pub use subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};
+pub use sweep::{Sweep, Swept, sweep};
