@@ -66,6 +66,15 @@ pub fn find(device: &str, name: &str) -> Option<&'static Op> {
 /// Copies of rotated arguments, at most.
 const COPIES: u64 = 1024;
 
+/// Bytes of the copies of an argument of `bytes`, of which those together should exceed `rotate_bytes`.
+pub fn rotated_bytes(bytes: u64, rotate_bytes: u64) -> u64 {
+    bytes * copies(bytes, rotate_bytes)
+}
+
+fn copies(bytes: u64, rotate_bytes: u64) -> u64 {
+    if bytes == 0 { 1 } else { rotate_bytes.div_ceil(bytes).clamp(1, COPIES) }
+}
+
 /// An op at a shape on a machine.
 pub struct OpSubject<'a> {
     op: &'static Op,
@@ -173,7 +182,7 @@ impl<'a> OpSubject<'a> {
 impl Rotation {
     fn new(op: &'static Op, problem: &Problem, rotate_bytes: u64, machine: &Machine<'_>) -> Result<Self, Error> {
         let rotated: usize = op.rotated.iter().map(|i| gate::arg_len(&problem.args[*i]).next_multiple_of(256)).sum();
-        let copies = if rotated == 0 { 1 } else { rotate_bytes.div_ceil(rotated as u64).clamp(1, COPIES) as usize };
+        let copies = copies(rotated as u64, rotate_bytes) as usize;
         let mut shared = Vec::new();
         for (i, arg) in problem.args.iter().enumerate() {
             let copies = if op.rotated.contains(&i) { copies } else { 1 };

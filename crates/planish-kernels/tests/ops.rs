@@ -84,6 +84,7 @@ fn every_other_op() {
         ("glu", "gate=silu,cols=1536,batch=3,forms=int8"),
         ("glu", "gate=gelu,cols=151,batch=3,forms=f32"),
         ("softcap", "cols=5000,batch=2"),
+        ("read_only", "words=70000"),
     ];
     for op in OPS {
         let covered = shapes.iter().any(|(name, _)| *name == op.name) || matches!(op.name, "matvec" | "gemm");

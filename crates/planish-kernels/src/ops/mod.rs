@@ -6,6 +6,7 @@ pub(crate) mod forms;
 pub mod glu;
 pub mod matmul;
 pub mod norm;
+pub mod read_only;
 pub mod rope;
 pub mod softcap;
 
@@ -26,6 +27,7 @@ pub static OPS: &[&Op] = &[
     &attention::ATTENTION_DECODE,
     &glu::GLU,
     &softcap::SOFTCAP,
+    &read_only::READ_ONLY,
 ];
 
 /// The op called `name`.

@@ -2,6 +2,8 @@
 
 mod reference;
 
+pub use reference::CHUNK;
+
 use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
@@ -33,7 +35,7 @@ pub static OP: GpuOp = GpuOp {
         },
         cost: |s| {
             let bytes = 4 * s.size("words") as u64;
-            Cost { flops: 0, int8_ops: 0, read_bytes: bytes, write_bytes: bytes.div_ceil(reference::CHUNK as u64) }
+            Cost { flops: 0, int8_ops: 0, read_bytes: bytes, write_bytes: bytes.div_ceil(CHUNK as u64) }
         },
         cases: |s| vec![s.clone().with("words", 12_289), s.clone().with("words", 1)],
         problem,
@@ -56,7 +58,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
             ("CHUNKS", chunks as i64),
         ],
         params: vec![words as u32],
-        groups: words.div_ceil(reference::CHUNK).div_ceil(chunks),
+        groups: words.div_ceil(CHUNK).div_ceil(chunks),
         threads,
         shared_bytes: 0,
     };
