@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_tune::stats::{median, median_bounds};
 use planish_tune::store::{Choice, Evidence, Key, Ratio, Source, State, Store, Tier, now_ms};
@@ -13,9 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
-use crate::generate::greedy_token;
+use crate::generate::{Flow, greedy_token};
+use crate::gpu::{By, GpuDecoder};
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
+use crate::verify::Feed;
 
 /// Level of each bound of the ratio: together they hold it with 95%.
 const ALPHA: f64 = 0.025;
@@ -101,6 +104,28 @@ pub struct Report {
     pub spent_s: f64,
 }
 
+/// A decoder as the comparison drives it.
+pub trait Contender: Feed {
+    /// Decodes as generation does, as many tokens as `ids` has: these where the host chooses, else those it draws.
+    fn decode(&mut self, ids: &[u32]) -> Result<()>;
+}
+
+impl Contender for Decoder<'_> {
+    fn decode(&mut self, ids: &[u32]) -> Result<()> {
+        ids.iter().try_for_each(|id| Decoder::feed(self, std::slice::from_ref(id)).map(drop))
+    }
+}
+
+impl Contender for GpuDecoder<'_> {
+    fn decode(&mut self, ids: &[u32]) -> Result<()> {
+        let drawn = self.draw(ids[0], &By::Likeliest, ids.len(), &mut |_| Ok(Flow::Continue))?;
+        if drawn == ids.len() {
+            return Ok(());
+        }
+        Err(Error::request(format!("{drawn} of {} tokens were drawn", ids.len())))
+    }
+}
+
 /// Runs both on `ids`, of which the last `effort.tokens` are decoded and those before are the prompt.
 ///
 /// `None` when `cancel` was set before there was a result.
@@ -112,14 +137,25 @@ pub fn compare<'m>(
     effort: &Effort,
     cancel: &AtomicBool,
 ) -> Result<Option<Report>> {
-    if ids.len() < effort.tokens + 2 {
+    let differs = |a: &[Entry], b: &[Entry]| a.iter().zip(b).any(|(a, b)| a.chosen.config != b.chosen.config);
+    let paths =
+        [differs(&default.decode_plan, &tuned.decode_plan), differs(&default.prefill_plan, &tuned.prefill_plan)];
+    compare_on(paths, [default, tuned], ids, effort, cancel)
+}
+
+/// The same for any two decoders of one model; `paths` says whether they differ in decode, and in prefill.
+pub fn compare_on(
+    paths: [bool; 2],
+    [default, tuned]: [&mut dyn Contender; 2],
+    ids: &[u32],
+    effort: &Effort,
+    cancel: &AtomicBool,
+) -> Result<Option<Report>> {
+    if effort.tokens == 0 || ids.len() < effort.tokens + 2 {
         return Err(Error::request(format!("{} tokens given, {} are decoded", ids.len(), effort.tokens)));
     }
     let start = Instant::now();
     let (prompt, rest) = ids.split_at(ids.len() - effort.tokens);
-    let differs = |a: &[Entry], b: &[Entry]| a.iter().zip(b).any(|(a, b)| a.chosen.config != b.chosen.config);
-    let paths =
-        [differs(&default.decode_plan, &tuned.decode_plan), differs(&default.prefill_plan, &tuned.prefill_plan)];
     let mut report = distance([&mut *default, &mut *tuned], prompt, rest)?;
     let mut ratios = [Pairs::default(), Pairs::default()];
     for pair in 0..effort.pairs.max(PAIRS_MIN) {
@@ -147,26 +183,24 @@ pub fn compare<'m>(
 }
 
 /// Times of decode and of prefill.
-fn lap(decoder: &mut Decoder<'_>, prompt: &[u32], rest: &[u32]) -> Result<[Duration; 2]> {
+fn lap(decoder: &mut dyn Contender, prompt: &[u32], rest: &[u32]) -> Result<[Duration; 2]> {
     decoder.truncate(0);
     let start = Instant::now();
     decoder.feed(prompt)?;
     let prefill = start.elapsed();
     let start = Instant::now();
-    for id in rest {
-        decoder.feed(std::slice::from_ref(id))?;
-    }
+    decoder.decode(rest)?;
     Ok([start.elapsed(), prefill])
 }
 
 /// An untimed run of both, which also warms them: how far their logits are apart.
-fn distance([default, tuned]: [&mut Decoder<'_>; 2], prompt: &[u32], rest: &[u32]) -> Result<Report> {
-    let isa = default.isa();
+fn distance([default, tuned]: [&mut dyn Contender; 2], prompt: &[u32], rest: &[u32]) -> Result<Report> {
     let nothing = Pairs::default().gain(1, false);
     let mut report =
         Report { decode: nothing, prefill: nothing, logit_delta_max: 0.0, same_best: 0, compared: 0, spent_s: 0.0 };
     default.truncate(0);
     tuned.truncate(0);
+    let best = |logits: &[f32]| greedy_token(Isa::Portable, logits);
     let steps = std::iter::once(prompt).chain(rest.iter().map(std::slice::from_ref));
     for ids in steps {
         let (a, b) = (default.feed(ids)?, tuned.feed(ids)?);
@@ -175,7 +209,7 @@ fn distance([default, tuned]: [&mut Decoder<'_>; 2], prompt: &[u32], rest: &[u32
         }
         let delta = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         report.logit_delta_max = report.logit_delta_max.max(delta);
-        report.same_best += usize::from(greedy_token(isa, a).is_some_and(|best| greedy_token(isa, b) == Some(best)));
+        report.same_best += usize::from(best(a).is_some_and(|id| best(b) == Some(id)));
         report.compared += 1;
     }
     Ok(report)

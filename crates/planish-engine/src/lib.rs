@@ -13,6 +13,7 @@ pub mod model;
 pub mod plan;
 pub mod probes;
 pub mod shapes;
+pub mod sweep;
 pub mod text;
 pub mod tuning;
 pub mod verify;

@@ -1,5 +1,6 @@
 //! Models known by their shapes alone, so that their kernels can be tuned before, or without, having a file.
 
+pub mod matrices;
 pub mod random;
 
 use planish_device::{Init, Slice};

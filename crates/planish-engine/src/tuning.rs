@@ -13,7 +13,8 @@ use planish_kernels::subject::{OpSubject, Spec};
 use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup};
 use planish_tune::store::{Choice, Evidence, Identity, Ratio, Source, State, Store, Tier, now_ms};
 use planish_tune::{
-    Budget, Clock, Config, Event, Observer, Outcome, Point, Policy, Resume, Space, Subject, Task, Verdict, allot,
+    Budget, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task, Verdict,
+    allot,
 };
 use serde::Deserialize;
 
@@ -257,17 +258,11 @@ fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
     })
 }
 
-fn tune_one(
-    work: &Work,
-    setting: &Setting<'_>,
-    store: &mut Store,
-    quarantine: &Arc<Mutex<Quarantine>>,
-    allowance: Duration,
-    watch: &mut dyn Watch,
-) -> Result<Fate> {
+/// The item in a worker process of its own.
+pub(crate) fn remote(work: &Work, setting: &Setting<'_>, quarantine: &Arc<Mutex<Quarantine>>) -> Result<Remote> {
     let key = key(work.op, &work.shape)?;
     let mut setup = setup(work, setting)?;
-    let (identity, space) = (setting.identities.of(&setup.space), setup.space.clone());
+    let identity = setting.identities.of(&setup.space);
     setup.subject = format!("{key} {} {}", identity.silicon.hash16(), identity.kernel);
     let command = (setting.worker)();
     let (program, args): (_, Vec<_>) =
@@ -277,7 +272,20 @@ fn tune_one(
         command.args(&args);
         command
     };
-    let mut remote = Remote::new(setup, again, quarantine.clone()).preparing(ahead(work));
+    Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)))
+}
+
+fn tune_one(
+    work: &Work,
+    setting: &Setting<'_>,
+    store: &mut Store,
+    quarantine: &Arc<Mutex<Quarantine>>,
+    allowance: Duration,
+    watch: &mut dyn Watch,
+) -> Result<Fate> {
+    let mut remote = remote(work, setting, quarantine)?;
+    let (key, space) = (key(work.op, &work.shape)?, remote.space().clone());
+    let identity = setting.identities.of(&space);
     let mut forward = Forward(watch);
     let task = Task {
         budget: Budget::new(setting.clock, allowance),
@@ -298,6 +306,13 @@ fn tune_one(
         }
         Err(e) => Ok(Fate::Failed(e.to_string())),
     }
+}
+
+/// Gates `configs` of an item in a worker process: the worst error over its bound of each, or why it is refused.
+pub fn gate(work: &Work, configs: &[Config], setting: &Setting<'_>) -> Result<Vec<Result<f64, Rejection>>> {
+    let quarantine = setting.quarantine.as_deref().map_or_else(Quarantine::in_memory, Quarantine::open);
+    let mut remote = remote(work, setting, &Arc::new(Mutex::new(quarantine)))?;
+    Ok(configs.iter().map(|c| remote.admit(c).map(|a| a.error_over_bound())).collect())
 }
 
 struct Forward<'w>(&'w mut dyn Watch);

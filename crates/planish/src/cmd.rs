@@ -1,5 +1,6 @@
 //! One file per command, each with the command's flags and a `run`; what several commands take stands here.
 
+pub mod ab;
 pub mod bench;
 pub mod chat;
 pub mod compile;
@@ -11,6 +12,7 @@ pub mod pull;
 pub mod run;
 pub mod sampling;
 pub mod store;
+pub mod sweep;
 pub mod tune;
 pub mod verify;
 pub mod verify_kernels;

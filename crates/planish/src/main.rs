@@ -15,6 +15,7 @@ mod report;
 mod runner;
 mod session;
 mod ui;
+mod workbench;
 
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -57,6 +58,8 @@ enum Command {
     Verify(cmd::verify::VerifyArgs),
     Tune(cmd::tune::TuneArgs),
     Probe(cmd::probe::ProbeArgs),
+    Sweep(cmd::sweep::SweepArgs),
+    Ab(cmd::ab::AbArgs),
     #[command(hide = true)]
     Compile(cmd::compile::CompileArgs),
     #[command(hide = true)]
@@ -113,6 +116,8 @@ fn run(cli: &Cli) -> anyhow::Result<Outcome> {
         Command::Verify(args) => cmd::verify::run(args, ui),
         Command::Tune(args) => cmd::tune::run(args, ui),
         Command::Probe(args) => cmd::probe::run(args, ui),
+        Command::Sweep(args) => cmd::sweep::run(args, ui),
+        Command::Ab(args) => cmd::ab::run(args, ui),
         Command::Compile(args) => cmd::compile::run(args, ui),
         Command::Worker(args) => cmd::worker::run(args),
         Command::Dev(args) => cmd::dev::run(args, ui),

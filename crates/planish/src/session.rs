@@ -299,6 +299,11 @@ impl SessionArgs {
         &self.place
     }
 
+    /// What `--pin` says.
+    pub fn pins(&self) -> &[Pin] {
+        &self.source.pin
+    }
+
     /// Where configurations come from for work on `device`.
     pub fn mode(&self, device: Device) -> Result<Mode> {
         self.source.mode(device)

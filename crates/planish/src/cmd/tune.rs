@@ -2,14 +2,12 @@
 
 mod bought;
 mod kernels;
-mod step;
+pub mod step;
 mod watch;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use planish_device::cpu::bandwidth;
@@ -19,7 +17,7 @@ use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::plan::{Choices, Defaults, Entry, Replanned};
 use planish_engine::shapes;
-use planish_engine::text::Special;
+use planish_engine::text::{Special, Tokenizer};
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Work, worklist};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::{self, Peak};
@@ -30,9 +28,9 @@ use planish_tune::{Policy, WallClock};
 use self::bought::{Bought, EndToEnd};
 use self::watch::Progress;
 use crate::device::Device;
-use crate::home::Home;
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
+use crate::workbench::{CEILING_TIME, PEAK_TIME, quarantine, worker};
 use crate::{Outcome, interrupt, presets};
 
 /// Fed to both decoders of the end-to-end check, as often as it takes.
@@ -42,10 +40,6 @@ const TEXT: &str = "A plane takes thin shavings off a board until it is flat. Se
 
 /// Most time of a budget that goes to the end-to-end check.
 const ACCEPT_MOST: Duration = Duration::from_secs(12);
-/// Time in which read bandwidth is measured.
-const CEILING_TIME: Duration = Duration::from_millis(400);
-/// Time in which arithmetic rates are measured.
-const PEAK_TIME: Duration = Duration::from_millis(100);
 /// 1e9 operations a second and thread where nothing is measured; only weighs items against each other.
 const GOP_S_PER_THREAD_NOMINAL: f64 = 60.0;
 /// Read bandwidth where nothing is measured, GB/s; only weighs items against each other.
@@ -253,25 +247,6 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     Ok(bought)
 }
 
-/// Makes commands of workers with `flags`.
-fn worker(flags: &[&str]) -> Result<impl Fn() -> Command + use<>> {
-    let program = std::env::current_exe().context("cannot find this program's file")?;
-    let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
-    Ok(move || {
-        let mut command = Command::new(&program);
-        command.arg("worker").args(&flags);
-        command
-    })
-}
-
-/// Where candidates that hurt are kept, if anything can be written there; the store says it when not.
-fn quarantine() -> Option<PathBuf> {
-    let folder = Home::from_env().ok()?.store().join("quarantine");
-    std::fs::create_dir_all(&folder).ok()?;
-    tempfile::tempfile_in(&folder).ok()?;
-    Some(folder)
-}
-
 /// Tuned against default, unless the store knows how that ends; choices that bring nothing go back to the defaults.
 fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Result<Option<EndToEnd>> {
     let (decode, prefill, digest) = {
@@ -292,7 +267,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
     let report = {
         let Options { context, chunk, .. } = session.options;
         let tokens = Effort::default().tokens.min(context / 4);
-        let ids = ids(session, tokens + chunk.min(128).min(context - tokens))?;
+        let ids = ids(&session.model.file.tokenizer, tokens + chunk.min(128).min(context - tokens))?;
         // Two caches of the whole context could be most of the memory, and the check fills a few hundred positions.
         let options = Options { context: ids.len().max(chunk).min(context), ..session.options };
         let decoder = |choices: &dyn Choices| {
@@ -315,8 +290,8 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
 }
 
 /// `n` token ids of ordinary text.
-fn ids(session: &Session, n: usize) -> Result<Vec<u32>> {
-    let ids = session.model.file.tokenizer.encode_prompt(TEXT, Special::Plain)?;
+pub fn ids(tokenizer: &Tokenizer, n: usize) -> Result<Vec<u32>> {
+    let ids = tokenizer.encode_prompt(TEXT, Special::Plain)?;
     if ids.is_empty() {
         return Err(anyhow!("the model's tokenizer makes no token of plain text"));
     }

@@ -14,11 +14,12 @@ use planish_tune::{Config, Policy, WallClock};
 
 use super::bought::Bought;
 use super::watch::Progress;
-use super::{Request, Talk, quarantine, worker};
+use super::{Request, Talk};
 use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::hint::WithHint;
 use crate::session::{self, SessionArgs};
+use crate::workbench::{quarantine, worker};
 use crate::{Outcome, interrupt};
 
 /// The parameter that says how a step is handed over, for which there is a flag of its own.
@@ -29,7 +30,7 @@ const DEPTH: (usize, usize) = (512, 64);
 const DEPTH_HOST: (usize, usize) = (3, 2);
 
 /// Tunes the step, keeps what is found, and prints what it bought.
-pub fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<Outcome> {
+pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<Outcome> {
     let start = Instant::now();
     if let Some(path) = args.place().path {
         let error = anyhow!("--path {}: tuning chooses the path", path.name());
@@ -115,7 +116,7 @@ fn compile(spec: &StepSpec, configs: &[Config]) {
 }
 
 /// The step as an item of a worklist.
-fn work(session: &GpuSession, args: &SessionArgs) -> Result<Work> {
+pub fn work(session: &GpuSession, args: &SessionArgs) -> Result<Work> {
     let (machine, options) = (session.machine(), session.options);
     let (shape, space) = decoder::space(machine, &session.file.hyper, &session.weights, &options);
     let limits = session.backend.limits();

@@ -1,0 +1,132 @@
+//! A machine opened for kernels alone: its backend, the ceilings measured on it, and the workers that run candidates.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use planish_device::Backend;
+use planish_engine::identity::Identities;
+use planish_engine::probes::{self, Effort};
+use planish_engine::tuning::{Ceilings, Setting};
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::cpu::peak::{self, Peak};
+use planish_kernels::op::Machine;
+use planish_tune::{Clock, Policy};
+
+use crate::device::{self, Device};
+use crate::home::Home;
+use crate::interrupt;
+use crate::session::SessionArgs;
+
+/// Time in which read bandwidth is measured.
+pub const CEILING_TIME: Duration = Duration::from_millis(400);
+/// Time in which arithmetic rates are measured.
+pub const PEAK_TIME: Duration = Duration::from_millis(100);
+/// How much faster a right kernel may be than the probe of the matrix unit: instructions of whole groups of warps reach
+/// more than those of one, and less than this.
+const MATRIX_HEADROOM: f64 = 2.0;
+/// How much more the matrix unit does on bytes than on halves.
+const BYTES_OVER_HALVES: f64 = 2.0;
+
+/// A machine and what it can do.
+pub struct Workbench {
+    /// The device by its name.
+    pub device: Device,
+    /// The device.
+    pub backend: Box<dyn Backend>,
+    /// Instruction set of the CPU kernels.
+    pub isa: Isa,
+    /// What it reaches at best.
+    pub ceilings: Ceilings,
+    threads: Option<u32>,
+}
+
+impl Workbench {
+    /// Opens the device that `args` names and measures its ceilings.
+    pub fn open(args: &SessionArgs) -> Result<Workbench> {
+        let device = args.place().device();
+        if device == Device::Cpu {
+            let (cpu, isa) = args.hardware()?;
+            let threads = cpu.threads();
+            let read_gb_s = planish_device::cpu::bandwidth::read_gb_s(&cpu, threads, CEILING_TIME)?.best;
+            let peak = peak::measure(&Machine { backend: &cpu, isa }, threads, PEAK_TIME)?;
+            let ceilings = Ceilings { read_gb_s, peak };
+            return Ok(Workbench { device, backend: Box::new(cpu), isa, ceilings, threads: Some(threads) });
+        }
+        let (backend, isa) = (device::open(device)?, Isa::detect());
+        let ceilings = gpu_ceilings(&Machine { backend: &*backend, isa })?;
+        Ok(Workbench { device, backend, isa, ceilings, threads: None })
+    }
+
+    /// The machine that kernels are launched on.
+    pub fn machine(&self) -> Machine<'_> {
+        Machine { backend: &*self.backend, isa: self.isa }
+    }
+
+    /// Makes commands of workers for this machine.
+    pub fn worker(&self) -> Result<impl Fn() -> Command + use<>> {
+        let threads = self.threads.map(|n| n.to_string());
+        let mut flags = vec!["--isa", self.isa.name()];
+        flags.extend(threads.iter().flat_map(|n| ["--threads", n.as_str()]));
+        worker(&flags)
+    }
+
+    /// What kernels are tuned and timed with: cold, in workers, within `budget`.
+    pub fn setting<'a>(
+        &'a self,
+        identities: &'a Identities,
+        worker: &'a dyn Fn() -> Command,
+        clock: &'a dyn Clock,
+        budget: Duration,
+    ) -> Setting<'a> {
+        Setting {
+            machine: self.machine(),
+            device: self.device.to_string(),
+            identities,
+            worker,
+            quarantine: quarantine(),
+            budget,
+            clock,
+            policy: Policy::default(),
+            ceilings: Some(self.ceilings),
+            rotate_bytes: if self.device == Device::Host { 0 } else { 2 * self.backend.limits().llc_bytes },
+            force: false,
+            cancel: interrupt::flag(),
+        }
+    }
+}
+
+/// Read bandwidth, and arithmetic that no right kernel exceeds.
+fn gpu_ceilings(machine: &Machine<'_>) -> Result<Ceilings> {
+    let effort = Effort::on(machine.backend.limits());
+    let rates = probes::matrix(machine, &effort)?;
+    let best_gflop_s = rates.iter().map(|r| r.best_tflop_s * 1e3).fold(0.0, f64::max) * MATRIX_HEADROOM;
+    let threads = machine.backend.limits().max_threads;
+    let peak = Peak { f32_gflop_s: best_gflop_s, int8_gop_s: BYTES_OVER_HALVES * best_gflop_s, threads };
+    // A card measures its memory when it is opened.
+    let read_gb_s = match machine.backend.limits().read_gb_s {
+        Some(gb_s) => gb_s,
+        None => probes::read(machine, &effort)?.best_gb_s,
+    };
+    Ok(Ceilings { read_gb_s, peak })
+}
+
+/// Makes commands of workers with `flags`.
+pub fn worker(flags: &[&str]) -> Result<impl Fn() -> Command + use<>> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
+    Ok(move || {
+        let mut command = Command::new(&program);
+        command.arg("worker").args(&flags);
+        command
+    })
+}
+
+/// Where candidates that hurt are kept, if anything can be written there; the store says it when not.
+pub fn quarantine() -> Option<PathBuf> {
+    let folder = Home::from_env().ok()?.store().join("quarantine");
+    std::fs::create_dir_all(&folder).ok()?;
+    tempfile::tempfile_in(&folder).ok()?;
+    Some(folder)
+}

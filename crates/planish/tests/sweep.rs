@@ -1,0 +1,122 @@
+//! `sweep` and `ab` as a user meets them, on tiny shapes and a tiny model.
+
+// A failure anywhere in a test file is a failed test.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn planish(args: &[&str]) -> Output {
+    let home = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
+    command.args(args).env("PLANISH_HOME", home.path()).env_remove("PLANISH_STORE").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn model() -> String {
+    let path: PathBuf =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf");
+    path.to_str().unwrap().to_owned()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn report(args: &[&str]) -> Value {
+    let output = planish(args);
+    assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
+}
+
+const TINY: &str = "type=q8_0,rows=40,cols=96";
+
+#[test]
+fn every_value_is_gated_and_timed_or_has_its_reason() {
+    let args = ["sweep", "matvec", "--param", "ROWS", "--shapes", TINY, "--rounds", "8", "--budget", "30s"];
+    let found = report(&[&args[..], &["--json", "--threads", "2"]].concat());
+    let shape = &found["shapes"][0];
+    let swept = shape["sweep"]["swept"].as_array().unwrap();
+    assert_eq!(swept.len(), 7, "every value of ROWS: {swept:?}");
+    for row in swept {
+        let gated = row["error_over_bound"].as_f64();
+        assert!(gated.is_some_and(|e| e <= 1.0) != row["rejection"].is_object(), "gated or refused: {row}");
+        assert_eq!(gated.is_some(), row["times"][0]["samples_ns"].as_array().is_some_and(|s| s.len() >= 8), "{row}");
+    }
+    assert!(shape["control"]["median_ns"].as_f64().unwrap() > 0.0, "{shape}");
+    assert_eq!(shape["shape"]["act"], "int8");
+    assert_eq!(found["verdict"]["best"].as_array().unwrap().len(), 1);
+    assert!(!found["verdict"]["everywhere"].as_array().unwrap().is_empty(), "one shape has a best value");
+}
+
+#[test]
+fn rows_for_programs_have_as_many_columns_as_names() {
+    let output =
+        planish(&["sweep", "--param", "PREFETCH", "--shapes", TINY, "--rounds", "6", "--tsv", "--budget", "30s"]);
+    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    assert!(lines.len() >= 3, "{lines:?}: {}", text(&output.stderr));
+    for line in &lines {
+        assert_eq!(line.split('\t').count(), lines[0].split('\t').count(), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_swept_is_refused_with_what_can() {
+    for (args, hint) in [
+        (&["sweep", "--param", "NOTHING", "--shapes", TINY][..], "ROWS"),
+        (&["sweep", "--param", "ROWS", "--values", "7", "--shapes", TINY], "values are 8"),
+        (&["sweep", "nothing", "--param", "ROWS"], "docs/ops.md"),
+        (&["sweep", "gemm", "--param", "ROWS"], "sizes"),
+        (&["ab", &model()], "--pin"),
+        (&["ab", &model(), "--pin", "decode.THREADS=128"], "--device"),
+        (&["ab", &model(), "--pin", "matvec.THREADS=99"], "THREADS"),
+    ] {
+        let output = planish(args);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains("hint: ") && stderr.contains(hint), "{args:?}: {stderr}");
+    }
+}
+
+/// The kernels of GPUs through the same command and the same worker; the host executor needs a C++ compiler.
+#[test]
+fn the_host_executor_sweeps_too() {
+    let shape = "type=q8_0,rows=5,cols=96";
+    let args = ["sweep", "--param", "THREADS", "--values", "32,64", "--shapes", shape, "--device", "host"];
+    let output = planish(&[&args[..], &["--rounds", "6", "--budget", "60s", "--json"]].concat());
+    if text(&output.stderr).contains("C++ compiler") {
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let swept = found["shapes"][0]["sweep"]["swept"].as_array().unwrap();
+    assert_eq!(swept.len(), 2);
+    assert!(swept.iter().all(|r| r["rejection"].is_null() && r["ratios"][0]["lo"].is_number()), "{swept:?}");
+}
+
+#[test]
+fn two_configurations_run_in_turns_after_both_were_checked() {
+    let model = model();
+    let pins = ["--pin", "matvec.ROWS=8", "--pin", "gemm.THREADS=1", "--against", "matvec.ROWS=16"];
+    let effort = ["--depth", "8", "--tokens", "4", "--pairs", "6", "--budget", "5s", "--threads", "2", "--json"];
+    let found = report(&[&["ab", &model][..], &pins, &effort].concat());
+    assert_ne!(found["digests"][0], found["digests"][1]);
+    let gate = found["gate"].as_array().unwrap();
+    assert!(
+        gate.len() >= 2 && gate.iter().all(|g| g["error_over_bound"].as_f64().is_some_and(|e| e <= 1.0)),
+        "{gate:?}"
+    );
+    assert!(found["decode"]["pairs"].as_u64().unwrap() >= 6, "{found}");
+    let (lo, ratio, hi) = (&found["decode"]["lo"], &found["decode"]["ratio"], &found["decode"]["hi"]);
+    assert!(lo.as_f64() <= ratio.as_f64() && ratio.as_f64() <= hi.as_f64(), "{found}");
+    assert_eq!(found["compared"], 5, "the prompt and four tokens");
+    assert_eq!(found["same_best"], 5, "rows a task change no sum");
+    assert_eq!(found["logit_delta_max"], 0.0);
+    let same = report(&[&["ab", &model, "--pin", "matvec.ROWS=8", "--against", "matvec.ROWS=8"][..], &effort].concat());
+    assert_eq!(same["decode"]["effect"], "same", "{same}");
+    assert!(same["gate"].as_array().unwrap().is_empty());
+}
