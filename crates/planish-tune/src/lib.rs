@@ -25,7 +25,7 @@ pub use config::{Config, Value};
 pub use error::Error;
 pub use event::{Event, Observer, Resume, Silent};
 pub use measure::{Task, batched};
-pub use outcome::{Counts, Final, Interval, Outcome, Ranked, Times, Verdict};
+pub use outcome::{Anchor, Counts, Final, Interval, Outcome, Ranked, Times, Verdict};
 pub use policy::Policy;
 pub use search::tune;
 pub use space::{Constraint, Param, Space};

@@ -7,6 +7,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::{Event, Observer, Resume};
+use crate::outcome::Anchor;
 use crate::policy::Policy;
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Point, Rejection, Sample, Subject};
@@ -92,6 +93,10 @@ pub(crate) struct Bench<'a, 's> {
     pub sample_cost: Duration,
     pub samples: u64,
     pub drifts: u32,
+    /// Measurements taken back.
+    pub discarded: u64,
+    /// Every anchor, also those that were not accepted.
+    pub trail: Vec<Anchor>,
 }
 
 impl<'a, 's> Bench<'a, 's> {
@@ -113,6 +118,8 @@ impl<'a, 's> Bench<'a, 's> {
             sample_cost: Duration::ZERO,
             samples: 0,
             drifts: 0,
+            discarded: 0,
+            trail: Vec::new(),
         }
     }
 
@@ -201,11 +208,22 @@ impl<'a, 's> Bench<'a, 's> {
                 median(&[first, self.time_default(p)?, self.time_default(p)?]).expect("three numbers")
             });
         }
+        self.note_anchor(&now, false);
         Ok(now)
+    }
+
+    fn note_anchor(&mut self, ns: &[f64], kept: bool) {
+        let at_s = self.task.budget.spent().as_secs_f64();
+        self.trail.push(Anchor { at_s, ns: ns.to_vec(), kept });
     }
 
     /// Takes the default's times into the evidence and the noise estimate.
     pub fn accept_anchor(&mut self, anchor: &[f64]) {
+        // Those of the warm-up are accepted without having been taken as anchors.
+        match self.trail.iter_mut().rev().find(|a| a.ns == anchor) {
+            Some(noted) => noted.kept = true,
+            None => self.note_anchor(anchor, true),
+        }
         for (p, ns) in anchor.iter().enumerate() {
             self.anchors_ns[p].push(*ns);
             self.jitter.push((ns / self.baseline_ns[p]).ln());
@@ -243,6 +261,7 @@ impl<'a, 's> Bench<'a, 's> {
     /// Discards `discarded` measurements, tells so, and pauses; the pause doubles with `attempt`.
     pub fn cool(&mut self, change: f64, discarded: usize, attempt: u32) -> Result<(), Halt> {
         self.drifts += 1;
+        self.discarded += discarded as u64;
         self.emit(&Event::Drifted { change: change.exp() - 1.0, discarded });
         let pause = Duration::from_millis(self.task.policy.cool_ms << attempt.min(10));
         self.may(pause)?;

@@ -36,6 +36,20 @@ pub struct Times {
     pub median_ns: f64,
     /// Spread of the samples, as a standard deviation.
     pub spread_ns: f64,
+    /// The default's time at the surrounding anchors over each sample; empty for the default and in older records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speedups: Vec<f64>,
+}
+
+/// The default timed again, to see whether the machine is still what it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// When, in seconds of the run.
+    pub at_s: f64,
+    /// Its time per point, in nanoseconds.
+    pub ns: Vec<f64>,
+    /// Whether the measurements around it count; false where the machine drifted or the run was cut short.
+    pub kept: bool,
 }
 
 /// One timed candidate.
@@ -115,8 +129,17 @@ pub struct Outcome {
     pub noise: f64,
     /// Times that measurements were discarded because the machine drifted.
     pub drifts: u32,
+    /// Measurements of candidates that were taken back because the machine drifted.
+    #[serde(default)]
+    pub discarded: u64,
+    /// Every anchor in the order taken; empty in older records.
+    #[serde(default)]
+    pub anchors: Vec<Anchor>,
     /// Seconds spent.
     pub spent_s: f64,
+    /// Seconds that it was given; `None` in older records.
+    #[serde(default)]
+    pub budget_s: Option<f64>,
     /// Whether the run ended early, by budget or by request.
     pub partial: bool,
     /// The rules it was measured by.

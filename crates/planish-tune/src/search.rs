@@ -619,7 +619,10 @@ impl Search {
             samples: bench.samples,
             noise: bench.noise(),
             drifts: bench.drifts,
+            discarded: bench.discarded,
+            anchors: bench.trail,
             spent_s: bench.task.budget.spent().as_secs_f64(),
+            budget_s: Some(bench.task.budget.limit().as_secs_f64()),
             partial: judged.halt.is_some() || !self.finished,
             policy: bench.task.policy,
         }
@@ -628,12 +631,12 @@ impl Search {
     fn ranking(&self, default: &Config, anchors_ns: &[Vec<f64>]) -> Vec<Ranked> {
         let mut ranking: Vec<Ranked> = Vec::new();
         if anchors_ns.iter().all(|a| !a.is_empty()) {
-            let times = anchors_ns.iter().map(|a| times(a)).collect();
+            let times = anchors_ns.iter().map(|a| times(a, &[])).collect();
             ranking.push(Ranked { config: default.clone(), speedup: 1.0, times });
         }
         for e in &self.entries {
             if let Some(estimate) = e.estimate() {
-                let times = e.ns.iter().map(|ns| times(ns)).collect();
+                let times = e.ns.iter().zip(&e.rel).map(|(ns, rel)| times(ns, rel)).collect();
                 ranking.push(Ranked { config: e.config.clone(), speedup: 1.0 / estimate, times });
             }
         }
@@ -642,9 +645,9 @@ impl Search {
     }
 }
 
-fn times(ns: &[f64]) -> Times {
+fn times(ns: &[f64], rel: &[f64]) -> Times {
     let (median_ns, spread_ns) = (median(ns).unwrap_or(0.0), spread(ns).unwrap_or(0.0));
-    Times { samples_ns: ns.to_vec(), median_ns, spread_ns }
+    Times { samples_ns: ns.to_vec(), median_ns, spread_ns, speedups: rel.iter().map(|r| 1.0 / r).collect() }
 }
 
 /// How far `a` is from `b`: parameters that differ, then steps between their values.
