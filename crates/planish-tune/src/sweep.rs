@@ -117,7 +117,8 @@ fn interval(logs: &[f64], level: f64) -> Option<Interval> {
 
 fn times(samples_ns: &[f64]) -> Times {
     let median_ns = median(samples_ns).unwrap_or_default();
-    Times { samples_ns: samples_ns.to_vec(), median_ns, spread_ns: spread(samples_ns).unwrap_or_default() }
+    let spread_ns = spread(samples_ns).unwrap_or_default();
+    Times { samples_ns: samples_ns.to_vec(), median_ns, spread_ns, speedups: Vec::new() }
 }
 
 /// Gates `configs` and times all that pass for `rounds` rounds, each beside the default, within the task's budget.
