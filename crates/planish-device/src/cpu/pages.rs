@@ -9,7 +9,10 @@ use crate::memory::{HostBytes, Init, Memory};
 
 /// Alignment of every allocation: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
-/// From this size on an allocation gets its own mapping on huge pages.
+/// From this size on an allocation gets its own mapping, whose zeros cost nothing until they are used; the allocator writes
+/// them.
+pub const MAPPED: usize = 128 << 10;
+/// From this size on a mapping is on huge pages.
 pub const BIG: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -32,14 +35,14 @@ fn small_layout(len: usize) -> Layout {
 }
 
 impl Region {
-    /// `len` bytes holding `init`; pages of a big zero region are touched by whoever uses them first.
+    /// `len` bytes holding `init`; pages of a mapped zero region are touched by whoever uses them first.
     pub fn new(owner: u64, len: usize, init: Init) -> Result<Region, Error> {
         let refused = || Error::new(ErrorKind::OutOfMemory, format!("{len} bytes of host memory were refused"));
-        let (ptr, mapping) = if len < BIG {
+        let (ptr, mapping) = if len < MAPPED {
             // SAFETY: the layout has a size of at least one byte.
             (NonNull::new(unsafe { alloc_zeroed(small_layout(len)) }).ok_or_else(refused)?, None)
         } else {
-            let (ptr, mapping) = map_huge(len).ok_or_else(refused)?;
+            let (ptr, mapping) = if len < BIG { map(len, page_bytes()) } else { map_huge(len) }.ok_or_else(refused)?;
             (ptr, Some(mapping))
         };
         if let Init::Fill(byte) = init {
@@ -56,9 +59,20 @@ impl Region {
     }
 }
 
-/// An anonymous mapping with `len` bytes from a 2 MiB boundary, on huge pages where the system has them.
+/// `len` bytes from a 2 MiB boundary in a mapping of their own, on huge pages where the system has them.
 fn map_huge(len: usize) -> Option<(NonNull<u8>, Range<usize>)> {
-    let whole = len.checked_add(HUGE_PAGE)?;
+    let (ptr, mapping) = map(len, HUGE_PAGE)?;
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range lies inside the mapping just made; a kernel without huge pages refuses and nothing changes.
+    unsafe {
+        libc::madvise(ptr.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+    }
+    Some((ptr, mapping))
+}
+
+/// An anonymous mapping, and in it `len` bytes from a multiple of `align`, which is of whole pages.
+fn map(len: usize, align: usize) -> Option<(NonNull<u8>, Range<usize>)> {
+    let whole = len.checked_add(align)?;
     // SAFETY: a fresh anonymous mapping touches no existing memory.
     let base = unsafe {
         libc::mmap(
@@ -74,13 +88,8 @@ fn map_huge(len: usize) -> Option<(NonNull<u8>, Range<usize>)> {
         return None;
     }
     let base_at = base as usize;
-    let skip = base_at.next_multiple_of(HUGE_PAGE) - base_at;
+    let skip = base_at.next_multiple_of(align) - base_at;
     let ptr = base.cast::<u8>().wrapping_add(skip);
-    #[cfg(target_os = "linux")]
-    // SAFETY: the range lies inside the mapping made above; a kernel without huge pages refuses and nothing changes.
-    unsafe {
-        libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE);
-    }
     Some((NonNull::new(ptr)?, base_at..base_at + whole))
 }
 
@@ -203,6 +212,24 @@ mod tests {
         let status = std::fs::read_to_string("/proc/self/status").expect("readable");
         let line = status.lines().find_map(|l| l.strip_prefix("RssFile:")).expect("known field");
         line.trim().trim_end_matches("kB").trim().parse().expect("a number")
+    }
+
+    #[test]
+    fn mapped_zeros_take_no_memory_until_they_are_used() {
+        for len in [MAPPED, BIG - 1, BIG] {
+            let mut region = Region::new(1, len, Init::Zero).expect("mapped");
+            let resident = |region: &Region| {
+                let mut pages = vec![0u8; len.div_ceil(page_bytes())];
+                // SAFETY: the region begins at a page, and `pages` has a byte for each of its pages.
+                let asked = unsafe { libc::mincore(region.ptr.as_ptr().cast(), len, pages.as_mut_ptr()) };
+                assert_eq!(asked, 0, "{}", std::io::Error::last_os_error());
+                pages.iter().filter(|p| **p & 1 == 1).count()
+            };
+            assert_eq!(resident(&region), 0, "{len} bytes");
+            assert!(region.bytes_mut()[len / 2..].iter().all(|b| *b == 0), "{len} bytes");
+            region.bytes_mut()[len - 1] = 7;
+            assert!(resident(&region) > 0, "{len} bytes");
+        }
     }
 
     #[test]
