@@ -67,7 +67,8 @@ pub enum Flow {
     Stop,
 }
 
-/// Feeds `prompt` after what the decoder holds and generates; `emit` gets text that never splits a character.
+/// Feeds `prompt` after what the decoder holds and generates; `emit` gets text that never splits a character, and none
+/// after each chunk of a long prompt, where it may stop too.
 ///
 /// A token drawn last is fed too, so that a following turn of a conversation goes on from there.
 pub fn generate(
@@ -79,14 +80,15 @@ pub fn generate(
 ) -> Result<Generated> {
     let start = Instant::now();
     let mut session = Session::new(decoder.isa(), decoder.hyper().vocab, prompt, settings);
-    let mut logits = decoder.feed(prompt)?.to_vec();
     let mut stream = Utf8Stream::default();
     let mut first_token = None;
+    let mut logits = feed(decoder, prompt, emit)?;
     let ended = loop {
+        let Some(logits) = &mut logits else { break Ended::Stopped };
         if session.ids.len() == settings.max_tokens {
             break Ended::MaxTokens;
         }
-        let id = session.draw(&mut logits)?;
+        let id = session.draw(logits)?;
         first_token.get_or_insert_with(|| start.elapsed());
         if tokenizer.is_end(id) {
             break Ended::EndToken;
@@ -109,6 +111,21 @@ pub fn generate(
     let first_token = first_token.unwrap_or(total);
     let rest = total - first_token;
     Ok(Generated { ids: session.ids, ended, prompt_tokens: prompt.len(), first_token, rest })
+}
+
+/// Feeds `prompt` chunk by chunk, between which `emit` may stop it; the logits after all of it, if it came to that.
+fn feed(decoder: &mut Decoder<'_>, prompt: &[u32], emit: &mut dyn FnMut(&str) -> Flow) -> Result<Option<Vec<f32>>> {
+    decoder.admit(prompt)?;
+    let mut rest = prompt;
+    while rest.len() > decoder.options().chunk {
+        let (part, after) = rest.split_at(decoder.options().chunk);
+        decoder.feed(part)?;
+        if emit("") == Flow::Stop {
+            return Ok(None);
+        }
+        rest = after;
+    }
+    Ok(Some(decoder.feed(rest)?.to_vec()))
 }
 
 /// The token that greedy sampling takes; `None` where no logit is above -inf or one is +inf.
