@@ -328,7 +328,8 @@ impl<'a> Decoder<'a> {
         Ok(all)
     }
 
-    fn admit(&self, ids: &[u32]) -> Result<()> {
+    /// Refuses ids outside the vocabulary and more of them than the cache has room for.
+    pub fn admit(&self, ids: &[u32]) -> Result<()> {
         admit(ids, self.hyper.vocab, self.position..self.options.context)
     }
 
@@ -435,6 +436,11 @@ impl Buffers {
         let (wide, kv_cols) = (hyper.heads * hyper.head_dim, hyper.kv_heads * hyper.head_dim);
         let (k, v) = ops::attention::cache_bytes(hyper.kv_heads, hyper.head_dim, options.context, options.kv.name());
         let cache = |_| -> Result<[Slice; 2]> { Ok([alloc(k)?, alloc(v)?]) };
+        let kv = (0..hyper.layers).map(cache).collect::<Result<_>>().map_err(|e| {
+            let bytes = hyper.layers as u128 * (k as u128 + v as u128);
+            e.context(format!("a cache of {} tokens, {bytes} bytes", options.context))
+                .with_hint("use a smaller --context")
+        })?;
         let table = |t: &RopeTable| -> Result<[Slice; 2]> { Ok([rows(t.row_len())?, rows(t.row_len())?]) };
         let partial = ops::attention::scratch_bytes(hyper.heads, hyper.kv_heads, hyper.head_dim, options.context);
         let logit_rows = if options.all_logits { batch } else { 1 };
@@ -453,7 +459,7 @@ impl Buffers {
             up: rows(hyper.ffn)?,
             tables: weights.tables.iter().map(table).collect::<Result<_>>()?,
             partial: alloc(partial.max(batch * wide * 4))?,
-            kv: (0..hyper.layers).map(cache).collect::<Result<_>>()?,
+            kv,
             logits: alloc(logit_rows * hyper.vocab * 4)?,
         })
     }

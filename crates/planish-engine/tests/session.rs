@@ -10,7 +10,7 @@ use planish_device::cpu::{Cpu, CpuOptions};
 use planish_engine::Result;
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
-use planish_engine::generate::{Flow, Settings, generate};
+use planish_engine::generate::{Ended, Flow, Settings, generate};
 use planish_engine::gguf::Gguf;
 use planish_engine::model::Model;
 use planish_engine::plan::{Choices, Chosen, Defaults, Replanned};
@@ -312,6 +312,12 @@ fn a_context_beyond_the_model_and_a_chunk_of_nothing_are_refused() {
         let made = Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults);
         assert!(made.is_err_and(|e| e.is_request()), "context {context}, chunk {chunk}");
     }
+    let endless = Hyper { context: 1 << 40, ..loaded.hyper.clone() };
+    let options =
+        Options { context: 1 << 40, chunk: 8, activations: Activations::F32, kv: KvType::F32, all_logits: false };
+    let error = Decoder::new(machine, &endless, &loaded.weights, options, &Defaults).err().expect("no such memory");
+    let (text, hint) = (error.to_string(), error.hint().unwrap_or_default());
+    assert!(text.contains("1099511627776 tokens") && text.contains("refused") && hint.contains("--context"), "{text}");
 }
 
 /// Generates from a prompt after forgetting all tokens.
@@ -326,6 +332,33 @@ fn text(decoder: &mut Decoder<'_>, model: &Model, temperature: f32, seed: u64) -
     };
     let out = generate(decoder, &model.file.tokenizer, &[5, 17, 42, 99, 3], &settings, &mut emit).expect("text");
     (out.ids, text)
+}
+
+#[test]
+fn a_long_prompt_can_be_stopped_between_chunks() {
+    let cpu = Cpu::new(CpuOptions { threads: Some(1) }).expect("a CPU");
+    let model = Model::open(&common::golden_dir().join("tiny/llama-q4_1.gguf"), &cpu, 1).expect("a golden model");
+    let machine = Machine { backend: &cpu, isa: Isa::detect() };
+    let options = Options { context: 64, chunk: 8, activations: Activations::Int8, kv: KvType::F16, all_logits: false };
+    let mut decoder = Decoder::new(machine, &model.file.hyper, &model.weights, options, &Defaults).expect("a decoder");
+    let settings = Settings { sampling: Params::default(), penalty_window: 0, seed: 0, max_tokens: 4 };
+    let prompt: Vec<u32> = (1..=20).collect();
+    for (parts, position) in [(1, 8), (2, 16)] {
+        decoder.truncate(0);
+        let mut asked = 0;
+        let mut stop = |part: &str| {
+            assert_eq!(part, "");
+            asked += 1;
+            if asked == parts { Flow::Stop } else { Flow::Continue }
+        };
+        let out = generate(&mut decoder, &model.file.tokenizer, &prompt, &settings, &mut stop).expect("stopped");
+        assert_eq!((out.ended, out.ids.len(), decoder.position()), (Ended::Stopped, 0, position));
+    }
+    let mut go_on = |_: &str| Flow::Continue;
+    let whole = generate(&mut decoder, &model.file.tokenizer, &prompt[16..], &settings, &mut go_on).expect("text");
+    decoder.truncate(0);
+    let fresh = generate(&mut decoder, &model.file.tokenizer, &prompt, &settings, &mut go_on).expect("text");
+    assert_eq!(whole.ids, fresh.ids, "what was fed before the stop is in the cache");
 }
 
 #[test]

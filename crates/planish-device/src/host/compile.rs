@@ -136,5 +136,6 @@ impl Compiler {
 }
 
 fn io(path: &Path, e: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Build, format!("{}: {e}", path.display()))
+    let error = Error::new(ErrorKind::Build, format!("{}: {e}", path.display()));
+    if e.kind() == std::io::ErrorKind::StorageFull { error.with_hint("make room there") } else { error }
 }

@@ -1,6 +1,6 @@
 //! The bytes of a model file: a read-only memory map, or a page-aligned copy of bytes made in memory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::path::Path;
 
@@ -18,11 +18,13 @@ pub(crate) struct Map {
 impl Map {
     pub(crate) fn open(path: &Path) -> Result<Map> {
         let shown = path.display();
-        let file = File::open(path).map_err(|e| Error::io(format!("open {shown}"), &e))?;
-        let info = file.metadata().map_err(|e| Error::io(format!("read the size of {shown}"), &e))?;
+        // Opening a pipe that nobody writes to would wait for ever.
+        let info = fs::metadata(path).map_err(|e| Error::io(format!("open {shown}"), &e))?;
         if !info.is_file() {
             return Err(Error::file(format!("{shown} is not a file")).with_hint("name the .gguf file itself"));
         }
+        let file = File::open(path).map_err(|e| Error::io(format!("open {shown}"), &e))?;
+        let info = file.metadata().map_err(|e| Error::io(format!("read the size of {shown}"), &e))?;
         if info.len() == 0 {
             return Err(Error::file(format!("{shown} is empty")).with_hint("download it again"));
         }
