@@ -7,6 +7,7 @@ pub mod compile;
 pub mod completions;
 pub mod dev;
 pub mod info;
+pub mod input;
 pub mod probe;
 pub mod pull;
 pub mod run;
@@ -19,20 +20,23 @@ pub mod verify_kernels;
 pub mod worker;
 
 use clap::Args;
+use planish_device::cpu::MAX_THREADS;
 use planish_device::{Cpu, CpuOptions};
+
+use crate::hint::WithHint;
 
 /// How many threads compute.
 #[derive(Args)]
 pub struct Threads {
     /// Threads that compute; by default one for each physical core
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_THREADS)))]
     pub threads: Option<u32>,
 }
 
 impl Threads {
     /// The processor with that many threads.
     pub fn cpu(&self) -> anyhow::Result<Cpu> {
-        Ok(Cpu::new(CpuOptions { threads: self.threads })?)
+        Cpu::new(CpuOptions { threads: self.threads }).or_hint("without --threads there is one for each physical core")
     }
 }
 

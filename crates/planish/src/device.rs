@@ -93,7 +93,8 @@ impl Place {
 pub fn open(device: Device) -> Result<Box<dyn Backend>> {
     let home = Home::from_env()?;
     let folder = |path: std::path::PathBuf| -> Result<std::path::PathBuf> {
-        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let made = fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()));
+        made.hint("set PLANISH_HOME to a folder that can be written")?;
         Ok(path)
     };
     let context = || format!("--device {device}");

@@ -8,6 +8,7 @@ mod pip;
 mod publish;
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -58,8 +59,8 @@ pub fn pull(model: &str, home: &Home, ui: Ui) -> Result<Fetched> {
     if let Some(preset) = presets::find(model) {
         return pull_preset(preset, home, ui);
     }
-    if Path::new(model).is_file() {
-        return pull_local(Path::new(model), home);
+    if let Some(path) = local(model)? {
+        return pull_local(path, home);
     }
     if let Some(path) = cached_named(model, home)? {
         return Ok(Fetched { path, source: Source::Cache });
@@ -70,6 +71,27 @@ pub fn pull(model: &str, home: &Home, ui: Ui) -> Result<Fetched> {
             .hint(format!("the presets are: {}", names.join(", ")));
     };
     hub::pull(&spec, home, ui)
+}
+
+/// The file of this machine that `model` names, unless it is a preset or may be a name; a path without a file is refused.
+pub fn local(model: &str) -> Result<Option<&Path>> {
+    if presets::find(model).is_some() {
+        return Ok(None);
+    }
+    let path = Path::new(model);
+    let looks_like_path = path.is_absolute()
+        || model.starts_with('.')
+        || model.contains('\\')
+        || model.ends_with(".gguf") && model.contains('/') && !model.contains(':');
+    match fs::metadata(path) {
+        Ok(info) if info.is_dir() => Err(anyhow!("{model} is a folder")).hint("give the GGUF file in it"),
+        Ok(_) => Ok(Some(path)),
+        Err(e) if looks_like_path && e.kind() == ErrorKind::NotFound => {
+            Err(anyhow!("{model}: no such file")).hint("`planish pull` brings a model; give its path or its name")
+        }
+        Err(e) if looks_like_path => Err(e).with_context(|| format!("{model} cannot be used")),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The file of a preset in the cache, if it is there.
@@ -95,6 +117,14 @@ fn pull_preset(preset: &Preset, home: &Home, ui: Ui) -> Result<Fetched> {
                 publish::publish(&staged, &path)?;
                 return Ok(Fetched { path, source });
             }
+            Err(error) if is_full(&error) => {
+                let folder = home.models().display().to_string();
+                let error = error.context(format!("cannot fetch {} into {folder}", preset.file));
+                let room = report::bytes(2 * preset.bytes);
+                let hint =
+                    format!("it takes {room} on the way: make room, or set PLANISH_HOME to a folder on another disk");
+                return Err(error).hint(hint);
+            }
             Err(error) => failures.push(format!("\n  {}: {error:#}", source.name())),
         }
         interrupt::check()?;
@@ -104,6 +134,12 @@ fn pull_preset(preset: &Preset, home: &Home, ui: Ui) -> Result<Fetched> {
         file = preset.file,
         folder = home.models().display()
     ))
+}
+
+/// Whether the disk is full, which another source would meet too.
+fn is_full(error: &anyhow::Error) -> bool {
+    let full = |e: &io::Error| e.kind() == ErrorKind::StorageFull;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(full))
 }
 
 fn pull_local(from: &Path, home: &Home) -> Result<Fetched> {

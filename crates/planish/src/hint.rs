@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 
 /// An error with its `hint:` line; prints as the error alone.
 #[derive(Debug)]
@@ -41,9 +42,9 @@ impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
     }
 }
 
-/// The outermost hint of `error`, from this crate or from a library.
+/// The outermost hint of `error`, from this crate or from a library; else what its cause in the system suggests.
 pub fn of(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| {
+    let told = error.chain().find_map(|cause| {
         if let Some(hinted) = cause.downcast_ref::<Hinted>() {
             return Some(hinted.hint.clone());
         }
@@ -55,7 +56,23 @@ pub fn of(error: &anyhow::Error) -> Option<String> {
             cause.downcast_ref::<planish_tune::Error>()?.next_step()
         };
         hint.map(str::to_owned)
+    });
+    told.or_else(|| {
+        error.chain().find_map(|cause| of_system(cause.downcast_ref::<io::Error>()?.kind())).map(str::to_owned)
     })
+}
+
+fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
+    use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match kind {
+        StorageFull | QuotaExceeded => {
+            Some("make room there, or set PLANISH_HOME to a folder on another disk if it is planish's own")
+        }
+        PermissionDenied | ReadOnlyFilesystem => {
+            Some("give a place that this user may use; PLANISH_HOME moves planish's own")
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -74,5 +91,8 @@ mod tests {
         assert_eq!(of(&own.or_hint("other").unwrap_err()).as_deref(), Some("own"));
         let none: anyhow::Result<()> = Err(anyhow!("x"));
         assert_eq!(of(&none.or_hint("other").unwrap_err()).as_deref(), Some("other"));
+        let full = || Err::<(), _>(io::Error::from(io::ErrorKind::StorageFull));
+        assert!(of(&full().context("cannot copy").unwrap_err()).is_some_and(|h| h.contains("make room")));
+        assert_eq!(of(&full().context("cannot copy").hint("own").unwrap_err()).as_deref(), Some("own"));
     }
 }

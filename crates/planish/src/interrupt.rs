@@ -25,17 +25,38 @@ pub fn check() -> Result<()> {
 }
 
 /// Routes the next Ctrl-C to `requested`, and forgets those before.
-#[cfg(unix)]
 pub fn install() {
+    handle(Reads::GoOn);
+}
+
+/// The same, and a read that waits for input ends with `ErrorKind::Interrupted` when it comes.
+pub fn install_waking() {
+    handle(Reads::End);
+}
+
+/// What Ctrl-C does to a read that waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    GoOn,
+    End,
+}
+
+#[cfg(unix)]
+fn handle(reads: Reads) {
     REQUESTED.store(false, Ordering::Relaxed);
-    extern "C" fn on_interrupt(signal: libc::c_int) {
+    extern "C" fn on_interrupt(_: libc::c_int) {
         REQUESTED.store(true, Ordering::Relaxed);
-        // SAFETY: `signal` is async-signal-safe, and the default action is a valid handler.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     let handler: extern "C" fn(libc::c_int) = on_interrupt;
-    // SAFETY: the handler only stores to an atomic and calls the async-signal-safe `signal`.
-    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+    let restart = if reads == Reads::GoOn { libc::SA_RESTART } else { 0 };
+    // SAFETY: zeros are a valid `sigaction`, and the handler only stores to an atomic; after it ran once, the default
+    // action is back.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESETHAND | restart;
+        libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut());
+    }
 }
 
 /// Gives Ctrl-C back to the system, which ends the process.
@@ -47,7 +68,7 @@ pub fn uninstall() {
 
 /// Leaves Ctrl-C to the system.
 #[cfg(not(unix))]
-pub fn install() {}
+fn handle(_: Reads) {}
 
 /// Ctrl-C is the system's.
 #[cfg(not(unix))]

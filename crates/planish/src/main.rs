@@ -1,5 +1,6 @@
 //! The `planish` command: parses flags, runs one command, turns its outcome into an exit code.
 
+mod args;
 mod cmd;
 mod device;
 mod fetch;
@@ -88,7 +89,10 @@ fn since_start() -> Duration {
 fn main() -> ExitCode {
     LazyLock::force(&START);
     interrupt::install();
-    let cli = Cli::parse();
+    let cli = match args::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     match run(&cli) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),

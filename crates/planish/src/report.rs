@@ -1,7 +1,7 @@
 //! Data on standard output: printing that survives a closed pipe, tables, and numbers with units.
 
 use std::fmt;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{self, ErrorKind, Write, stdout};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -21,7 +21,12 @@ impl std::error::Error for Closed {}
 /// Writes `text` to standard output.
 pub fn print(text: &str) -> Result<()> {
     let mut out = stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What became of a write to standard output.
+pub fn written(result: io::Result<()>) -> Result<()> {
+    match result {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(Closed.into()),
         done => done.context("cannot write to standard output"),
     }

@@ -1,7 +1,7 @@
 //! A model opened for work on the CPU: processor, weights, numerics, and where configurations come from.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
@@ -24,7 +24,6 @@ use crate::device::{Device, Place};
 use crate::fetch;
 use crate::hint::WithHint;
 use crate::home::Home;
-use crate::presets;
 use crate::ui::Ui;
 
 /// Positions of the cache where neither `--context` nor the model asks for fewer.
@@ -268,18 +267,10 @@ pub fn open_store(ui: Ui) -> Store {
 
 /// The file that `model` names: a path, else what `pull` brings for it.
 pub fn resolve(model: &str, ui: Ui) -> Result<PathBuf> {
-    let path = Path::new(model);
-    if presets::find(model).is_none() && path.exists() {
-        if path.is_dir() {
-            return Err(anyhow!("{model} is a folder")).hint("give the GGUF file in it");
-        }
+    if let Some(path) = fetch::local(model)? {
         return Ok(path.to_owned());
     }
     let home = Home::from_env().with_context(|| format!("{model} is no file here"))?;
-    let looks_like_path = path.is_absolute() || model.starts_with('.') || model.contains('\\');
-    if looks_like_path || model.ends_with(".gguf") && model.contains('/') && !model.contains(':') {
-        return Err(anyhow!("{model}: no such file")).hint("`planish pull` brings a model; give its path or its name");
-    }
     Ok(fetch::pull(model, &home, ui)?.path)
 }
 

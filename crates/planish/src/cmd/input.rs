@@ -1,0 +1,119 @@
+//! Lines of text from a stream that may hold anything, and reads that Ctrl-C ends.
+
+use std::io::{BufRead, ErrorKind, Result};
+
+/// Most bytes of one message or prompt: more than any context holds.
+pub const MOST_BYTES: usize = 16 << 20;
+
+/// What a read brought.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A line, its end not included.
+    Line(String),
+    /// A line that is no text, and why.
+    Refused(String),
+    /// Ctrl-C.
+    Interrupted,
+    /// Nothing more will come.
+    End,
+}
+
+/// The next line of `lines`; `interrupted` is asked when a read was broken off.
+pub fn next(lines: &mut impl BufRead, interrupted: impl Fn() -> bool) -> Result<Input> {
+    let mut line = Vec::new();
+    let mut bytes = 0;
+    loop {
+        let chunk = match lines.fill_buf() {
+            Ok(chunk) => chunk,
+            Err(e) if e.kind() == ErrorKind::Interrupted && interrupted() => return Ok(Input::Interrupted),
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        if chunk.is_empty() && bytes == 0 {
+            return Ok(Input::End);
+        }
+        let end = chunk.iter().position(|b| *b == b'\n');
+        let taken = end.map_or(chunk.len(), |i| i + 1);
+        let (room, ended) = (MOST_BYTES - line.len(), end.is_some() || chunk.is_empty());
+        line.extend_from_slice(&chunk[..end.unwrap_or(taken).min(room)]);
+        bytes += taken;
+        lines.consume(taken);
+        if ended {
+            break;
+        }
+    }
+    Ok(match text(line, bytes) {
+        Ok(line) => Input::Line(line),
+        Err(why) => Input::Refused(why),
+    })
+}
+
+/// `content` of a stream as text, or what is wrong with it; the stream had `bytes`.
+pub fn text(content: Vec<u8>, bytes: usize) -> std::result::Result<String, String> {
+    if bytes > MOST_BYTES {
+        return Err(format!("has more than {MOST_BYTES} bytes"));
+    }
+    String::from_utf8(content).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        format!("is not UTF-8 at byte {at} of {bytes}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io::{self, Read};
+
+    use super::*;
+
+    /// Reads that bring one part each, or fail.
+    struct Parts(VecDeque<Result<Vec<u8>>>);
+
+    impl Read for Parts {
+        fn read(&mut self, to: &mut [u8]) -> Result<usize> {
+            match self.0.pop_front() {
+                None => Ok(0),
+                Some(part) => part.and_then(|p| p.as_slice().read(to)),
+            }
+        }
+    }
+
+    fn parts(parts: &[&[u8]]) -> io::BufReader<Parts> {
+        // An empty part stands for a read that a signal broke off.
+        let part = |p: &&[u8]| if p.is_empty() { Err(ErrorKind::Interrupted.into()) } else { Ok(p.to_vec()) };
+        io::BufReader::new(Parts(parts.iter().map(part).collect()))
+    }
+
+    #[track_caller]
+    fn check(from: &[&[u8]], interrupted: bool, wants: &[Input]) {
+        let mut lines = parts(from);
+        for want in wants {
+            assert_eq!(&next(&mut lines, || interrupted).unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn lines_come_whole_and_bad_ones_do_not_end_the_stream() {
+        let line = |s: &str| Input::Line(s.to_owned());
+        check(&[b"one\ntw", b"o\n\nlast"], false, &[line("one"), line("two"), line(""), line("last"), Input::End]);
+        check(
+            &[b"a\xff\nb\n"],
+            false,
+            &[Input::Refused("is not UTF-8 at byte 1 of 3".to_owned()), line("b"), Input::End],
+        );
+        check(&["\u{e4}\n".as_bytes()], false, &[line("\u{e4}"), Input::End]);
+    }
+
+    #[test]
+    fn only_ctrl_c_ends_a_read_that_a_signal_broke_off() {
+        check(&[b"", b"a\n"], true, &[Input::Interrupted, Input::Line("a".to_owned())]);
+        check(&[b"a", b"", b"b\n"], false, &[Input::Line("ab".to_owned()), Input::End]);
+    }
+
+    #[test]
+    fn a_line_without_end_does_not_fill_the_memory() {
+        let mut lines = io::BufReader::new(io::repeat(b'a').take(MOST_BYTES as u64 + 5).chain(&b"\nb"[..]));
+        assert!(matches!(next(&mut lines, || false).unwrap(), Input::Refused(why) if why.contains("16777216")));
+        assert_eq!(next(&mut lines, || false).unwrap(), Input::Line("b".to_owned()));
+    }
+}
