@@ -1,5 +1,8 @@
 //! `planish sweep`: one parameter of a kernel at many shapes, every value gated and timed beside the default and a read.
 
+mod page;
+
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -48,6 +51,9 @@ pub struct SweepArgs {
     /// Print rows of values separated by tabs, without words
     #[arg(long, conflicts_with = "json")]
     tsv: bool,
+    /// Also write a page with plots, and its evidence beside it as .json and .tsv
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -151,6 +157,7 @@ pub struct Report {
 /// Sweeps and prints.
 pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
     args.session.must_use_store()?;
+    args.html.as_deref().map_or(Ok(()), crate::page::must_be_html)?;
     let (start, budget) = (Instant::now(), Duration::from_secs_f64(args.budget));
     let bench = Workbench::open(&args.session)?;
     let backend = bench.backend.limits().backend.clone();
@@ -184,6 +191,10 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
         shapes: found,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
+    if let Some(path) = &args.html {
+        let written = crate::page::files(&report)?.write(path)?;
+        ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
+    }
     if ui.json {
         report::print_json(&report)?;
     } else {
