@@ -31,6 +31,14 @@ const STEP_DEADLINES: Deadlines = Deadlines {
     sentinel: Duration::from_secs(60),
 };
 
+/// The first timing of an op fills copies of its weights, on a large cache a gigabyte of them.
+const OP_DEADLINES: Deadlines = Deadlines {
+    build: Duration::from_secs(30),
+    admit: Duration::from_secs(60),
+    time: Duration::from_secs(60),
+    sentinel: Duration::from_secs(60),
+};
+
 /// One item of the worklist.
 #[derive(Clone, Debug)]
 pub struct Work {
@@ -253,7 +261,7 @@ fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
         points: local.points(),
         floor: local.points().iter().map(|p| local.floor(*p)).collect(),
         spec: serde_json::to_value(&spec).expect(plain),
-        deadlines: Deadlines::default(),
+        deadlines: OP_DEADLINES,
         risk: |_| 0,
     })
 }
