@@ -9,6 +9,8 @@
 mod dialect;
 #[path = "tidy/faults.rs"]
 mod faults;
+#[path = "tidy/figures.rs"]
+mod figures;
 
 use std::collections::BTreeSet;
 use std::fs;
