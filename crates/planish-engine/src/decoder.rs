@@ -1,5 +1,7 @@
 //! One decoder for every architecture of the table: buffers, the recorded steps, and feeding tokens through them.
 
+pub mod watch;
+
 use std::time::Duration;
 
 use half::f16;
@@ -490,11 +492,7 @@ impl Graph<'_> {
 
     fn step(&self, emit: &mut Calls, batch: usize, head: Head) {
         let (hyper, w, b) = (self.hyper, self.weights, self.buffers);
-        emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, hyper.embedding_scale));
-        for (index, layer) in w.layers.iter().enumerate() {
-            self.attention(emit, batch, index, layer);
-            self.feed_forward(emit, batch, layer);
-        }
+        (0..=w.layers.len()).for_each(|part| self.part(emit, batch, part));
         let norm = ops::norm::Norm { weight: &w.output_norm, eps: hyper.eps, batch, last: head == Head::Last };
         let (activation, rows) = match head {
             Head::Last => (&b.last, 1),
@@ -505,6 +503,17 @@ impl Graph<'_> {
         if let Some(cap) = hyper.logit_softcap {
             emit.push(ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap));
         }
+    }
+
+    /// The embedding as part 0, and each layer, counted from 1.
+    fn part(&self, emit: &mut Calls, batch: usize, part: usize) {
+        let (w, b) = (self.weights, self.buffers);
+        let Some(index) = part.checked_sub(1) else {
+            emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, self.hyper.embedding_scale));
+            return;
+        };
+        self.attention(emit, batch, index, &w.layers[index]);
+        self.feed_forward(emit, batch, &w.layers[index]);
     }
 
     fn attention(&self, emit: &mut Calls, batch: usize, index: usize, layer: &Layer) {

@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod arch;
+pub mod corpus;
 pub mod decoder;
 pub mod error;
 pub mod generate;

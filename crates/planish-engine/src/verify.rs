@@ -75,8 +75,22 @@ pub struct Prompt {
     /// Lead of each of its logits over the second best.
     #[serde(default)]
     pub greedy_gaps: Vec<f64>,
+    /// Hidden states of the last position: the embedding, after each layer, and after the output norm.
+    #[serde(default)]
+    pub layers: Vec<Checkpoint>,
     /// The reference's own deviation by arithmetic.
     pub deviation: std::collections::BTreeMap<String, serde_json::Value>,
+}
+
+/// A few numbers of a hidden state.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Checkpoint {
+    /// Euclidean norm.
+    pub norm: f64,
+    /// Its first values.
+    pub first: [f64; 4],
+    /// Its last values.
+    pub last: [f64; 4],
 }
 
 /// What the engine computed for a prompt; serialises to the dump format.

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{Gguf, TensorInfo};
 
 /// The tensors of one block.
+#[derive(Clone)]
 pub struct Layer {
     /// Norm before attention.
     pub attn_norm: Slice,
@@ -78,6 +79,18 @@ pub struct Forms {
 }
 
 impl Weights {
+    /// The same tensors for a model of the first `layers` blocks, to see where a fault begins.
+    pub fn first(&self, layers: usize) -> Weights {
+        Weights {
+            embedding: self.embedding.clone(),
+            layers: self.layers.iter().take(layers).cloned().collect(),
+            output_norm: self.output_norm.clone(),
+            head: self.head.clone(),
+            tables: self.tables.clone(),
+            bytes_per_token: self.bytes_per_token,
+        }
+    }
+
     /// Forms that producers of activations must write in class `class`.
     pub fn forms(&self, class: Activations) -> Forms {
         let blocks = self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);

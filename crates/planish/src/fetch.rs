@@ -5,7 +5,7 @@
 
 mod hub;
 mod pip;
-mod publish;
+pub mod publish;
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -92,6 +92,11 @@ pub fn local(model: &str) -> Result<Option<&Path>> {
         Err(e) if looks_like_path => Err(e).with_context(|| format!("{model} cannot be used")),
         Err(_) => Ok(None),
     }
+}
+
+/// The file of the default model in the cache, if it is there.
+pub fn cached_default(home: &Home) -> Option<PathBuf> {
+    cached_preset(presets::find(presets::DEFAULT)?, home)
 }
 
 /// The file of a preset in the cache, if it is there.

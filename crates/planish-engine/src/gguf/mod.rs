@@ -108,6 +108,18 @@ impl Gguf {
         }
     }
 
+    /// The value of `key` as it lies in the file, from its type on.
+    pub(crate) fn raw(&self, key: &str) -> Option<Vec<u8>> {
+        let MetaEntry { kind, array, bytes } = self.parsed.meta.get(key)?;
+        let mut raw = (*kind as u32).to_le_bytes().to_vec();
+        if let Some((element, len)) = array {
+            raw.extend((*element as u32).to_le_bytes());
+            raw.extend((*len as u64).to_le_bytes());
+        }
+        raw.extend(&self.map.bytes()[bytes.clone()]);
+        Some(raw)
+    }
+
     /// `key` through `read`, which says no to a wrong type; `wanted` names the right one.
     fn typed<'a, T>(&'a self, key: &str, wanted: &str, read: impl Fn(&Value<'a>) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };

@@ -31,6 +31,8 @@ pub enum MetaValue {
     U32s(Vec<u32>),
     /// List of truth values.
     Bools(Vec<bool>),
+    /// A value of another file as it lies there, from its type on.
+    Raw(Vec<u8>),
 }
 
 macro_rules! meta_from {
@@ -218,5 +220,6 @@ fn put_value(out: &mut Vec<u8>, value: &MetaValue) {
         MetaValue::I32s(v) => put_array(out, MetaType::I32, v, |o, x| o.extend(x.to_le_bytes())),
         MetaValue::U32s(v) => put_array(out, MetaType::U32, v, |o, x| o.extend(x.to_le_bytes())),
         MetaValue::Bools(v) => put_array(out, MetaType::Bool, v, |o, x| o.push(u8::from(*x))),
+        MetaValue::Raw(bytes) => out.extend(bytes),
     }
 }

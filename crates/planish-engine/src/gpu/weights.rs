@@ -64,6 +64,13 @@ impl Weights {
         Ok(Weights::place(gguf, hyper, backend)?.1)
     }
 
+    /// The same tensors for a model of the first `layers` blocks, to see where a fault begins.
+    pub fn first(&self, layers: usize) -> Weights {
+        let mut at = self.at.clone();
+        at.layers.truncate(layers);
+        Weights { arena: self.arena.clone(), at, tables: self.tables.clone(), bytes_per_token: self.bytes_per_token }
+    }
+
     fn place<'g>(gguf: &'g Gguf, hyper: &Hyper, backend: &dyn Backend) -> Result<(Layout<'g>, Weights)> {
         let (layout, at) = Layout::new(gguf, hyper)?;
         let arena = backend.alloc(layout.bytes + SPARE, Init::Zero)?;

@@ -1,5 +1,6 @@
 //! `planish verify`: logits of every prompt of an expected file against float64, one dump a prompt for other judges.
 
+mod corpus;
 mod gpu;
 
 use std::fs;
@@ -25,13 +26,15 @@ const DUMP_HINT: &str = "--dump takes a folder that can be written; without it n
 #[derive(Args)]
 pub struct VerifyArgs {
     /// A preset, a cached model, OWNER/REPO[:FILE], or the path of a GGUF file
-    #[arg(required_unless_present = "device")]
+    #[arg(required_unless_present_any = ["device", "corpus"])]
     model: Option<String>,
     /// File of prompts, the logits they must give, and how far each arithmetic may deviate
-    #[arg(long, value_name = "FILE", required_unless_present = "device")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["device", "corpus"])]
     expected: Option<PathBuf>,
     #[command(flatten)]
     kernels: super::verify_kernels::KernelArgs,
+    #[command(flatten)]
+    corpus: corpus::CorpusArgs,
     /// Folder that gets one dump a prompt, PROMPT.json by prefill; those fed step by step go into its folder steps
     #[arg(long, value_name = "FOLDER")]
     dump: Option<PathBuf>,
@@ -57,6 +60,9 @@ fn mode(options: &Options) -> &'static str {
 
 /// Feeds every prompt both ways, prints a line for each and judges.
 pub fn run(args: &VerifyArgs, ui: Ui) -> Result<Outcome> {
+    if args.corpus.corpus {
+        return corpus::run(&args.corpus, args.model.as_deref(), &args.session, ui);
+    }
     let device = args.session.place().device();
     let (model, path) = match (&args.model, &args.expected) {
         (None, None) if device != Device::Cpu => return super::verify_kernels::run(device, &args.kernels, ui),
