@@ -13,6 +13,7 @@ pub mod identity;
 pub mod model;
 pub mod plan;
 pub mod probes;
+pub mod roof;
 pub mod shapes;
 pub mod sweep;
 pub mod text;

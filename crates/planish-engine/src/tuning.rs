@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::gpu_step::{StepModel, StepSpec, StepSubject};
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
+use crate::roof::Roof;
 
 /// A worker loads a whole model, and compiles all of its kernels for every candidate.
 const STEP_DEADLINES: Deadlines = Deadlines {
@@ -308,7 +309,9 @@ fn tune_one(
             outcome.rejected.retain(|(config, _)| space.violated(config).is_none());
             let promoted = matches!(outcome.verdict, Verdict::Promoted { .. });
             if promoted || !outcome.partial || !setting.cancel.load(Ordering::Relaxed) {
-                save(store, &key, &identity, &outcome)?;
+                let mut roof = Roof::of(work.op, &work.shape, setting.ceilings);
+                roof.read_gb_s = roof.read_gb_s.or(setting.machine.backend.limits().read_gb_s);
+                save(store, &key, &identity, &outcome, &roof)?;
             }
             Ok(Fate::Tuned(Box::new(outcome)))
         }
@@ -332,9 +335,16 @@ impl Observer for Forward<'_> {
 }
 
 /// Stores the choice and its evidence; what Ctrl-C cut short without a winner is not stored, so that it is tried again.
-fn save(store: &mut Store, key: &planish_tune::store::Key, identity: &Identity, outcome: &Outcome) -> Result<()> {
+fn save(
+    store: &mut Store,
+    key: &planish_tune::store::Key,
+    identity: &Identity,
+    outcome: &Outcome,
+    roof: &Roof,
+) -> Result<()> {
     let error = |e: planish_tune::store::Error| Error::request(e.to_string());
-    let data = serde_json::to_value(outcome).expect("an outcome is plain data");
+    let mut data = serde_json::to_value(outcome).expect("an outcome is plain data");
+    data["roof"] = serde_json::to_value(roof).expect("a roof is plain numbers");
     let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
     let (name, _) = store.append_evidence(evidence).map_err(error)?;
     let (state, ratio) = match &outcome.verdict {

@@ -61,6 +61,9 @@ pub struct Ranked {
     pub speedup: f64,
     /// Times per point, in the order of `Subject::points`.
     pub times: Vec<Times>,
+    /// Worst error over its bound that the gate saw; `None` in older records.
+    #[serde(default)]
+    pub error_over_bound: Option<f64>,
 }
 
 /// A ratio to the default and its confidence bounds.

@@ -598,7 +598,7 @@ impl Search {
 
     fn outcome(mut self, bench: Bench<'_, '_>, judged: Judged) -> Outcome {
         let default = bench.default.config().clone();
-        let ranking = self.ranking(&default, &bench.anchors_ns);
+        let ranking = self.ranking(&bench.default, &bench.anchors_ns);
         let in_state = |s: State| self.entries.iter().filter(|e| e.state == s).count();
         self.counts.untried = in_state(State::Untried);
         self.counts.dropped = in_state(State::Dropped);
@@ -628,16 +628,19 @@ impl Search {
         }
     }
 
-    fn ranking(&self, default: &Config, anchors_ns: &[Vec<f64>]) -> Vec<Ranked> {
+    fn ranking(&self, default: &Admitted, anchors_ns: &[Vec<f64>]) -> Vec<Ranked> {
         let mut ranking: Vec<Ranked> = Vec::new();
         if anchors_ns.iter().all(|a| !a.is_empty()) {
             let times = anchors_ns.iter().map(|a| times(a, &[])).collect();
-            ranking.push(Ranked { config: default.clone(), speedup: 1.0, times });
+            let error_over_bound = Some(default.error_over_bound());
+            ranking.push(Ranked { config: default.config().clone(), speedup: 1.0, times, error_over_bound });
         }
         for e in &self.entries {
             if let Some(estimate) = e.estimate() {
                 let times = e.ns.iter().zip(&e.rel).map(|(ns, rel)| times(ns, rel)).collect();
-                ranking.push(Ranked { config: e.config.clone(), speedup: 1.0 / estimate, times });
+                let error_over_bound = e.admitted.as_ref().map(Admitted::error_over_bound);
+                let (config, speedup) = (e.config.clone(), 1.0 / estimate);
+                ranking.push(Ranked { config, speedup, times, error_over_bound });
             }
         }
         ranking.sort_by(|a, b| b.speedup.total_cmp(&a.speedup));

@@ -8,13 +8,12 @@ mod gpu;
 mod hint;
 mod home;
 mod interrupt;
-// Its callers arrive one by one.
-#[allow(dead_code)]
 mod page;
 mod presets;
 mod report;
 mod runner;
 mod session;
+mod tuned;
 mod ui;
 mod workbench;
 

@@ -235,3 +235,35 @@ fn a_whole_step_is_tuned_through_a_worker_on_the_host_executor() {
     let pinned = command(home.path(), &[&args[..], &["--path", "token"]].concat()).output().unwrap();
     assert_eq!(pinned.status.code(), Some(2));
 }
+
+#[test]
+fn a_report_shows_what_the_store_holds_and_is_made_again_to_the_byte() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let page = home.path().join("page.html");
+    let report_of = |args: &[&str]| command(home.path(), args).output().unwrap();
+    let refused = tune(home.path(), "60s").args(["--report", "/no/such/folder/page.html"]).output().unwrap();
+    assert_eq!(
+        refused.status.code(),
+        Some(2),
+        "a report that cannot be written is refused before anything is measured"
+    );
+    let tuned = report(&tune(home.path(), "4s").arg("--report").arg(&page).output().unwrap());
+    let data: Value = serde_json::from_slice(&fs::read(page.with_extension("json")).unwrap()).unwrap();
+    let kernels = data["data"]["kernels"].as_array().unwrap();
+    assert_eq!(kernels.len(), tuned["rows"].as_array().unwrap().len(), "every kernel of the model has its place");
+    let measured: Vec<_> = kernels.iter().filter(|k| !k["outcome"].is_null()).collect();
+    assert!(!measured.is_empty() && measured.iter().all(|k| k["roof"]["read_gb_s"].as_f64().unwrap() > 0.0));
+    let again = home.path().join("again.html");
+    let (from, to) = (page.with_extension("json"), again.to_str().unwrap());
+    let output = report_of(&["store", "report", "--from", from.to_str().unwrap(), "--html", to]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for ending in ["html", "json", "tsv"] {
+        let [first, second] = [&page, &again].map(|p| fs::read(p.with_extension(ending)).unwrap());
+        assert!(first == second, "the .{ending} differs when it is made again");
+    }
+    let listed = report_of(&["store", "report", "--json"]);
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed["data"]["kernels"].as_array().unwrap().len(), measured.len());
+    assert_eq!(report_of(&["store", "report", "no_such_op"]).status.code(), Some(1));
+}

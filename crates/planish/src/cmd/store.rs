@@ -1,5 +1,6 @@
 //! `planish store`: lists, shows, explains, moves and cleans what tuning found.
 
+mod evidence;
 mod why;
 
 use std::path::{Path, PathBuf};
@@ -39,6 +40,8 @@ enum Verb {
     },
     /// Explain what runs an op at a shape on this machine, and what stands in the way; exit 1 if no record decides
     Why(why::WhyArgs),
+    /// Show the evidence behind the choices as a page, also of a store that another machine left
+    Report(evidence::ReportArgs),
     /// Write all choices to one file
     Export {
         /// The file to write
@@ -84,6 +87,7 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
         Verb::List { all } => list(&store, *all, ui),
         Verb::Show { op, shape } => show(&store, &Key::parse(op, shape)?, ui),
         Verb::Why(args) => why::run(&store, args, ui),
+        Verb::Report(args) => evidence::run(&store, args, ui),
         Verb::Export { file, evidence } => export(&store, file, *evidence, ui),
         Verb::Import { file } => {
             let imported = store::import(&mut store, file).or_hint("give a file that `planish store export` wrote");

@@ -5,6 +5,7 @@ mod kernels;
 pub mod step;
 mod watch;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -25,9 +26,11 @@ use planish_kernels::op::Machine;
 use planish_tune::store::{Mode, Store};
 use planish_tune::{Policy, WallClock};
 
+pub use self::bought::short;
 use self::bought::{Bought, EndToEnd};
 use self::watch::Progress;
 use crate::device::Device;
+use crate::page::{self, Files};
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
 use crate::workbench::{CEILING_TIME, PEAK_TIME, quarantine, worker};
@@ -67,6 +70,9 @@ pub struct TuneArgs {
     /// Print the kernels with their shares of the time and where their configurations come from; measure nothing
     #[arg(long)]
     list: bool,
+    /// Write what was measured as a page, with the same data as .json and .tsv beside it
+    #[arg(long, value_name = "FILE.html", conflicts_with = "list")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -89,7 +95,41 @@ struct Request {
     budget: Duration,
     force: bool,
     talk: Talk,
+    /// Where the report goes, if anywhere.
+    report: Option<PathBuf>,
     ui: Ui,
+}
+
+impl Request {
+    /// The report on `bought`, where one is wanted, from what the store holds now.
+    fn report(&self, bought: &Bought, known: &Known<'_>) -> Result<Option<Files>> {
+        let wanted = self.report.as_ref().map(|_| page::files(&bought.evidence(self.budget, known)));
+        wanted.transpose()
+    }
+
+    /// Prints what was bought, then writes the report.
+    fn conclude(&self, bought: &Bought, report: Option<Files>) -> Result<Outcome> {
+        let stopped = interrupt::requested();
+        if stopped {
+            self.ui.note(&bought.interrupted());
+        } else {
+            bought.print(self.ui)?;
+        }
+        if let (Some(path), Some(files)) = (&self.report, report) {
+            let written = files.write(path)?.map(|p| p.display().to_string());
+            self.ui.note(&format!("report: {}", written.join(", ")));
+        }
+        if stopped { interrupt::check().map(|()| Outcome::Done) } else { Ok(Outcome::Done) }
+    }
+}
+
+/// What is known when a run is over, and about which machine.
+struct Known<'a> {
+    machine: Machine<'a>,
+    identities: &'a Identities,
+    store: &'a Store,
+    /// Digest of the set of choices that the model runs with; empty where there is no model.
+    digest: String,
 }
 
 /// What is tuned, and on what.
@@ -123,7 +163,10 @@ fn nominal(cpu: &Cpu) -> Ceilings {
 pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
     args.session.must_use_store()?;
     let budget = Duration::from_secs_f64(args.budget);
-    let request = Request { budget, force: args.force, talk: Talk::Lines, ui };
+    if let Some(path) = &args.report {
+        page::must_be_html(path)?;
+    }
+    let request = Request { budget, force: args.force, talk: Talk::Lines, report: args.report.clone(), ui };
     if !args.kernels.is_empty() {
         return kernels::run(&args.kernels, &args.session, &request);
     }
@@ -131,7 +174,7 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
         return step::run(&args.model, &args.session, &request);
     }
     args.session.place().must_be_cpu()?;
-    let bought = match &args.shapes {
+    let (bought, report) = match &args.shapes {
         Some(name) => {
             let shape = shapes::preset(name)?;
             let (cpu, isa) = args.session.hardware()?;
@@ -146,7 +189,10 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
                 let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
                 return bought::list(&worklist(&plans, nominal(&cpu)), plans, ui);
             }
-            tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"))
+            let bought = tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"));
+            let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
+            let report = request.report(&bought, &known)?;
+            (bought, report)
         }
         None => {
             let mut session = Session::open(&args.model, &args.session, ui)?;
@@ -155,20 +201,19 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
                 let plans: [&[Entry]; 2] = [&decode, &prefill];
                 return bought::list(&worklist(&plans, nominal(&session.cpu)), plans, ui);
             }
-            tune_model(&mut session, &request)?
+            let bought = tune_model(&mut session, &request)?;
+            let digest = session.decoder()?.frozen().digest().to_owned();
+            let (machine, identities, store) = (session.machine(), &session.identities, &session.store);
+            let report = request.report(&bought, &Known { machine, identities, store, digest })?;
+            (bought, report)
         }
     };
-    if interrupt::requested() {
-        ui.note(&bought.interrupted());
-        interrupt::check()?;
-    }
-    bought.print(ui)?;
-    Ok(Outcome::Done)
+    request.conclude(&bought, report)
 }
 
 /// Tunes the kernels of an open model with little talk; the table of what that bought.
 pub fn quick(session: &mut Session, budget: Duration, ui: Ui) -> Result<String> {
-    let bought = tune_model(session, &Request { budget, force: false, talk: Talk::Little, ui })?;
+    let bought = tune_model(session, &Request { budget, force: false, talk: Talk::Little, report: None, ui })?;
     interrupt::check()?;
     Ok(bought.text())
 }

@@ -16,6 +16,9 @@ const PLOT_STYLE: &str = include_str!("plot.css");
 const WIDE: f64 = 860.0;
 const NARROW: f64 = 350.0;
 
+/// Columns whose cells have at most this many characters are not wrapped.
+const SHORT: usize = 36;
+
 /// Forbids the page everything, its own style excepted, so that a reader need not take our word for it.
 const POLICY: &str = include_str!("policy.txt");
 
@@ -43,7 +46,7 @@ pub fn page(page: &Page) -> String {
 fn write_section(out: &mut String, section: &Section, number: usize) {
     let _ = writeln!(out, "<section id=\"s{number}\">");
     if !section.title.is_empty() {
-        let _ = writeln!(out, "<h2>{}</h2>", escape(&section.title));
+        let _ = writeln!(out, "<h2>{}</h2>", breakable(&escape(&section.title)));
     }
     section.blocks.iter().for_each(|b| write_block(out, b));
     out.push_str("</section>\n");
@@ -85,29 +88,42 @@ fn write_plot(out: &mut String, plot: &Plot) {
 fn write_table(out: &mut String, table: &Table) {
     let title = escape(&table.title);
     let numeric: Vec<bool> = (0..table.columns.len()).map(|i| table.is_numeric(i)).collect();
-    let class = |i: usize| if numeric[i] { " class=\"n\"" } else { "" };
+    let short = |i: usize| table.rows.iter().all(|row| row[i].text.chars().count() <= SHORT);
+    let class = |i: usize| match (numeric[i], short(i)) {
+        (true, _) => " class=\"n\"",
+        (_, true) => " class=\"s\"",
+        _ => "",
+    };
+    let classes: Vec<&str> = (0..table.columns.len()).map(class).collect();
     let _ = write!(
         out,
-        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{title}\"><table><caption>{title}</caption>\n\
-         <thead><tr>"
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{title}\"><table>\
+         <caption><span>{}</span></caption>\n\
+         <thead><tr>",
+        breakable(&title)
     );
     for (i, column) in table.columns.iter().enumerate() {
         let unit = match column.unit.as_str() {
             "" => String::new(),
             unit => format!(" <span class=\"unit\">({})</span>", escape(unit)),
         };
-        let _ = write!(out, "<th scope=\"col\"{}>{}{unit}</th>", class(i), escape(&column.name));
+        let _ = write!(out, "<th scope=\"col\"{}>{}{unit}</th>", classes[i], escape(&column.name));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for row in &table.rows {
         out.push_str("<tr>");
         for (i, cell) in row.iter().enumerate() {
             let (open, close) = if i == 0 { ("th scope=\"row\"", "th") } else { ("td", "td") };
-            let _ = write!(out, "<{open}{}>{}</{close}>", class(i), cell_text(cell));
+            let _ = write!(out, "<{open}{}>{}</{close}>", classes[i], cell_text(cell));
         }
         out.push_str("</tr>\n");
     }
     out.push_str("</tbody></table></div>\n");
+}
+
+/// Escaped text that may be broken after a comma, as the long names of shapes must be on a narrow screen.
+fn breakable(text: &str) -> String {
+    text.replace(',', ",<wbr>")
 }
 
 fn cell_text(cell: &Cell) -> String {

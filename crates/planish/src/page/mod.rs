@@ -24,7 +24,7 @@
 //! - A number is formatted once, by `number`, when it becomes a `Cell` or a label; HTML, JSON (`tables`) and TSV carry
 //!   that very text. Units stand in the column's name. Raw values stand in the JSON under `data`.
 //! - Whatever comes from outside (model names, logs, configurations) may hold anything; writers escape, callers do not.
-//! - Plots are data (`plot`): `Intervals` (ranking with confidence bounds), `Roofline` (log-log), `Stacked` (bars of
+//! - Plots are data (module `plot`): `Intervals` (ranking with confidence bounds), `Roofline` (log-log), `Stacked` (bars of
 //!   parts), `Fit` (scatter, line and residuals), `Curves` (lines or points with bounds, either axis linear or log).
 //!   Each is drawn twice, wide and narrow, and the style sheet shows the one that fits.
 //!   Colours are classes, so that a page follows the reader's light or dark scheme; `Tone` names their meaning.
@@ -37,7 +37,7 @@ pub mod plot;
 mod svg;
 mod table;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use serde::Serialize;
 

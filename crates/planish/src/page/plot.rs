@@ -193,6 +193,7 @@ pub struct Stacked {
     /// The axis of the sums.
     pub x: Axis,
     /// Names of the parts, in the order in which they are laid out; at most eight.
+    /// The last of four or more has less weight than the others: what is left belongs there.
     pub parts: Vec<String>,
     /// From top to bottom: a label, a value for each part, and the sum as text.
     pub bars: Vec<Bar>,

@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-/// Width of a letter of the type that plots are set in, as a share of its size: a bound for most words.
-const LETTER: f64 = 0.6;
 /// Size of text in a plot.
 pub const TEXT: f64 = 12.0;
 
@@ -44,20 +42,33 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// How wide a letter is, as a share of its size; the faces that `plot.css` names are this wide or narrower.
+fn letter(c: char) -> f64 {
+    match c {
+        'i' | 'j' | 'l' | 't' | 'f' | ' ' | '.' | ',' | ':' | ';' | '\'' | '|' | '(' | ')' | '[' | ']' => 0.4,
+        'm' | 'w' | 'M' | 'W' | '%' | '=' | '+' | '<' | '>' | '\u{2026}' => 0.9,
+        c if c.is_ascii_uppercase() || !c.is_ascii() => 0.72,
+        c if c.is_ascii_digit() => 0.64,
+        _ => 0.62,
+    }
+}
+
 /// About how wide `text` is.
 pub fn width_of(text: &str) -> f64 {
-    text.chars().count() as f64 * LETTER * TEXT
+    text.chars().map(letter).sum::<f64>() * TEXT
 }
 
 /// `text` cut to about `width`, with an ellipsis where something is missing.
 pub fn fit(text: &str, width: f64) -> String {
-    let most = (width / (LETTER * TEXT)).max(1.0) as usize;
-    if text.chars().count() <= most {
+    if width_of(text) <= width {
         return text.to_owned();
     }
-    let mut cut: String = text.chars().take(most.saturating_sub(1)).collect();
-    cut.push('\u{2026}');
-    cut
+    let mut room = width - letter('\u{2026}') * TEXT;
+    let fits = |c: &char| {
+        room -= letter(*c) * TEXT;
+        room >= 0.0
+    };
+    text.chars().take_while(fits).chain(['\u{2026}']).collect()
 }
 
 /// Where the middle of a text of this width goes, to be near `at` and inside `left` to `right`.
@@ -82,11 +93,6 @@ impl Svg {
     /// An empty drawing of this size.
     pub fn new(width: f64, height: f64) -> Self {
         Svg { width, height, body: String::new() }
-    }
-
-    /// Its height.
-    pub fn height(&self) -> f64 {
-        self.height
     }
 
     /// A line.

@@ -1,5 +1,7 @@
 //! What tuning bought: for every kernel what changed and by how much, then the model as a whole, as a table or as JSON.
 
+use std::time::Duration;
+
 use planish_engine::accept::{Gain, Report};
 use planish_engine::identity::Identities;
 use planish_engine::plan::Entry;
@@ -10,6 +12,8 @@ use planish_tune::{Config, Verdict};
 use serde::Serialize;
 use serde_json::json;
 
+use super::Known;
+use crate::tuned::{Kernel, Run, Tuned, Whole};
 use crate::ui::Ui;
 use crate::{Outcome, report};
 
@@ -79,6 +83,26 @@ impl Bought {
                 row.choice = choice.config;
             }
         }
+    }
+
+    /// Everything behind the report: what the store holds about each kernel, and what became of the others.
+    pub(super) fn evidence(&self, budget: Duration, known: &Known<'_>) -> Tuned {
+        let run = Run { budget_s: budget.as_secs_f64(), spent_s: self.seconds, measured: self.measured };
+        let mut tuned = Tuned::new(&self.name, Some(run));
+        for row in &self.rows {
+            let (op, shape) = (row.op, row.shape.to_string());
+            let mut kernel = match tuning::known(&row.work, known.machine, known.identities, known.store) {
+                Some(choice) => Kernel::in_store(&choice, known.store),
+                None => Kernel::missing(op, &shape, row.error.as_deref().unwrap_or(row.state)),
+            };
+            kernel.share = Some(row.share);
+            let space = row.work.space(&known.machine);
+            let forbidden = |c: Config| space.violated(&c).map(|why| (c, why));
+            kernel.forbidden = space.candidates().into_iter().filter_map(forbidden).collect();
+            tuned.kernels.push(kernel);
+        }
+        tuned.whole = Whole::of_set(&known.digest, known.store);
+        tuned
     }
 
     /// One line for who pressed Ctrl-C.

@@ -11,11 +11,11 @@ use planish_tune::{Policy, WallClock};
 
 use super::bought::Bought;
 use super::watch::Progress;
-use super::{Request, Talk};
+use super::{Known, Request, Talk};
+use crate::Outcome;
 use crate::hint::WithHint;
 use crate::session::{self, SessionArgs};
 use crate::workbench::Workbench;
-use crate::{Outcome, interrupt};
 
 /// An op at a shape, by name.
 #[derive(Clone, Debug)]
@@ -47,12 +47,8 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     progress.finish();
     let mut bought = Bought::new(done, machine, &identities, &store).named(&bench.backend.identity().label);
     bought.seconds = start.elapsed().as_secs_f64();
-    if interrupt::requested() {
-        request.ui.note(&bought.interrupted());
-        interrupt::check()?;
-    }
-    bought.print(request.ui)?;
-    Ok(Outcome::Done)
+    let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
+    request.conclude(&bought, request.report(&bought, &known)?)
 }
 
 fn work(named: &Named, machine: &Machine<'_>, of: usize) -> Result<Work> {

@@ -14,7 +14,7 @@ use planish_tune::{Config, Policy, WallClock};
 
 use super::bought::Bought;
 use super::watch::Progress;
-use super::{Request, Talk};
+use super::{Known, Request, Talk};
 use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::hint::WithHint;
@@ -47,8 +47,8 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
         let done = vec![Done { work: works[0].clone(), fate: Fate::Known(Box::new(choice)) }];
         let bought = Bought::new(done, machine, &identities, &store).named(session.label());
         request.ui.note(&bought.nothing_to_measure());
-        bought.print(request.ui)?;
-        return Ok(Outcome::Done);
+        let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
+        return request.conclude(&bought, request.report(&bought, &known)?);
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
     let (worker, clock) = (worker(&[])?, WallClock::start());
@@ -70,12 +70,8 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
     progress.finish();
     let mut bought = Bought::new(done, machine, &identities, &store).named(session.label());
     bought.seconds = start.elapsed().as_secs_f64();
-    if interrupt::requested() {
-        request.ui.note(&bought.interrupted());
-        interrupt::check()?;
-    }
-    bought.print(request.ui)?;
-    Ok(Outcome::Done)
+    let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
+    request.conclude(&bought, request.report(&bought, &known)?)
 }
 
 /// Time for the compilations of a wave; what is not done by then, the worker does.

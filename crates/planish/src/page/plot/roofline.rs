@@ -19,7 +19,10 @@ pub fn draw(plot: &Roofline, width: f64) -> Svg {
     let xs: Vec<f64> = kernels.iter().map(|k| k.intensity).chain(ridges).flat_map(|v| [v / 3.0, v * 3.0]).collect();
     let lowest = xs.iter().copied().fold(f64::INFINITY, f64::min);
     let under = kernels.iter().map(|k| k.gop_s / 2.0).chain((fastest > 0.0).then_some(fastest * lowest));
-    let ys: Vec<f64> = under.chain(kernels.iter().map(|k| k.gop_s)).chain((roof > 0.0).then_some(1.6 * roof)).collect();
+    // Without a flat roof, the slope is followed until it is over the outermost kernel.
+    let over = kernels.iter().filter(|_| roof <= 0.0 && fastest > 0.0).map(|k| 1.5 * fastest * k.intensity);
+    let ys: Vec<f64> =
+        under.chain(over).chain(kernels.iter().map(|k| k.gop_s)).chain((roof > 0.0).then_some(1.6 * roof)).collect();
     let axes = [
         Axis::log("arithmetic intensity (operations for each byte that must move)"),
         Axis::log("achieved (1e9 operations a second)"),
@@ -61,7 +64,7 @@ fn ceilings(svg: &mut Svg, plot: &Roofline, frame: &Frame, taken: &mut Taken, (f
         svg.line("roof", frame.at(from, flat.at), frame.at(right, flat.at));
         taken.line(&[frame.at(from, flat.at), frame.at(right, flat.at)]);
         let (x, y) = frame.at(right, flat.at);
-        taken.text(svg, "label", &[(x, y - 6.0), (x, y + 14.0)], Anchor::End, &flat.label);
+        taken.text(svg, "label", &[(x, y - 6.0), (x, y + 14.0), (x, y + 28.0)], Anchor::End, &flat.label);
     }
 }
 

@@ -17,7 +17,7 @@ pub fn draw(plot: &Stacked, width: f64) -> Svg {
     };
     let mut svg = Svg::new(width, 0.0);
     let legend: Vec<(String, String)> =
-        plot.parts.iter().enumerate().map(|(i, name)| (format!("s{}", i % 8 + 1), name.clone())).collect();
+        plot.parts.iter().enumerate().map(|(i, name)| (class(plot, i), name.clone())).collect();
     let top = svg.legend(0.0, &legend) + 2.0;
     let row = if narrow { 40.0 } else { 26.0 };
     let bottom = top + row * plot.bars.len() as f64 + 2.0;
@@ -39,22 +39,28 @@ pub fn draw(plot: &Stacked, width: f64) -> Svg {
         let room = if narrow { width - width_of(&bar.text).min(text_room) - 10.0 } else { ends.0 - 14.0 };
         svg.text("halo", (0.0, base), Anchor::Start, &fit(&bar.label, room));
         svg.text("halo", (width, base), Anchor::End, &fit(&bar.text, text_room));
-        draw_bar(&mut svg, bar, &plot.parts, &x, at);
+        draw_bar(&mut svg, bar, plot, &x, at);
     }
     svg.line("axis", (ends.0, top), (ends.0, bottom));
     svg.set_height(bottom + 40.0);
     svg
 }
 
-fn draw_bar(svg: &mut Svg, bar: &Bar, parts: &[String], x: &Range, top: f64) {
+/// The class of part number `i`.
+fn class(plot: &Stacked, i: usize) -> String {
+    let last = plot.parts.len() - 1;
+    if i == last && last >= 3 { "rest".to_owned() } else { format!("s{}", i % 8 + 1) }
+}
+
+fn draw_bar(svg: &mut Svg, bar: &Bar, plot: &Stacked, x: &Range, top: f64) {
     let mut sum = 0.0;
     for (i, value) in bar.values.iter().enumerate().filter(|(_, v)| **v > 0.0) {
         let (from, to) = (x.at(sum), x.at(sum + value));
         sum += value;
-        let part = parts.get(i).map_or("", String::as_str);
+        let part = plot.parts.get(i).map_or("", String::as_str);
         let text = bar.texts.get(i).map_or("", String::as_str);
         // A hair of background between parts keeps them apart for those who do not see the colours.
         let wide = (to - from - 1.0).max(0.5);
-        svg.rect(&format!("part s{}", i % 8 + 1), (from, top), (wide, 16.0), &format!("{part}: {text}"));
+        svg.rect(&format!("part {}", class(plot, i)), (from, top), (wide, 16.0), &format!("{part}: {text}"));
     }
 }
