@@ -1,9 +1,11 @@
 //! `planish dev`: what developers of planish need and users do not.
 
+mod picture;
+
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use planish_engine::shapes::random::Mix;
@@ -25,6 +27,16 @@ pub struct DevArgs {
 enum DevCommand {
     WriteModel(WriteModelArgs),
     Plot(PlotArgs),
+    Picture(PictureArgs),
+}
+
+/// Draw the picture of the README from its data
+#[derive(Args)]
+struct PictureArgs {
+    /// The data
+    data: PathBuf,
+    /// The SVG file to write
+    out: PathBuf,
 }
 
 /// Draw a plot that is given as JSON, as an SVG file that follows light and dark
@@ -67,6 +79,13 @@ pub fn run(args: &DevArgs, ui: Ui) -> Result<Outcome> {
     match &args.command {
         DevCommand::WriteModel(args) => write_model(args, ui),
         DevCommand::Plot(args) => draw(args),
+        DevCommand::Picture(args) => {
+            let text =
+                fs::read_to_string(&args.data).with_context(|| format!("cannot read {}", args.data.display()))?;
+            let svg = picture::draw(&text).map_err(|e| anyhow!("{}: {e}", args.data.display()))?;
+            fs::write(&args.out, svg).with_context(|| format!("cannot write {}", args.out.display()))?;
+            Ok(Outcome::Done)
+        }
     }
 }
 

@@ -182,12 +182,15 @@ impl Svg {
         )
     }
 
-    /// A file of its own, in the given style.
+    /// A file of its own, in the given style, with some room around the drawing.
     pub fn document(&self, label: &str, style: &str) -> String {
-        let ([w, h], label) = ([self.width, self.height].map(at), escape(label));
+        const ROOM: f64 = 14.0;
+        let ([w, h, start], label) =
+            ([self.width + 2.0 * ROOM, self.height + 2.0 * ROOM, -ROOM].map(at), escape(label));
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"{label}\" viewBox=\"0 0 {w} {h}\" \
-             width=\"{w}\" height=\"{h}\"><title>{label}</title><style>{style}</style>{}</svg>\n",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"{label}\" \
+             viewBox=\"{start} {start} {w} {h}\" width=\"{w}\" height=\"{h}\"><title>{label}</title>\
+             <style>{style}</style><rect class=\"paper\" x=\"{start}\" y=\"{start}\" width=\"{w}\" height=\"{h}\"/>{}</svg>\n",
             self.body
         )
     }

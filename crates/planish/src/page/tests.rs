@@ -244,5 +244,5 @@ fn plots_are_read_from_data() {
     let plot: Plot = serde_json::from_str(text).unwrap();
     let Plot::Intervals(intervals) = &plot else { panic!("{plot:?}") };
     assert_eq!((intervals.x.scale, intervals.rows[0].tone), (Scale::Log, Tone::Peer));
-    assert!(plot.file(860.0).contains("width=\"860\""));
+    assert!(plot.file(860.0).contains("viewBox=\"-14 -14 888 "));
 }

@@ -361,10 +361,8 @@ fn identity(section: &mut Section, tuned: &Tuned) {
         ]);
         section.text(format!("Silicon: {}.", facts.join(", ")));
     }
-    let mut table = Table::new(
-        "Records",
-        &["kernel", "candidate set", "source", "layer", "state", "evidence", "measured", "decided"],
-    );
+    let mut table =
+        Table::new("Records", &["kernel", "candidate set", "source", "layer", "state", "evidence", "measured"]);
     for k in &tuned.kernels {
         let Some(c) = &k.choice else { continue };
         table.row(vec![
@@ -375,7 +373,6 @@ fn identity(section: &mut Section, tuned: &Tuned) {
             c.state.to_string().into(),
             c.evidence.as_deref().unwrap_or("none").into(),
             k.measured_ms.map_or_else(|| NONE.to_owned(), date).into(),
-            date(c.written_ms).into(),
         ]);
     }
     section.table(table);

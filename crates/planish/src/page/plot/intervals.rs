@@ -7,6 +7,9 @@ use crate::page::svg::{Anchor, Svg, fit, middle_inside, width_of};
 /// Below this width a label stands above its interval instead of beside it.
 const NARROW: f64 = 520.0;
 
+/// How much wider a heading is than the same letters in running text.
+const BOLD: f64 = 1.1;
+
 /// Raw samples farther than this from all estimates do not stretch the axis.
 const STRETCH: f64 = 1.5;
 
@@ -16,18 +19,22 @@ struct Layout {
     row: f64,
     narrow: bool,
     width: f64,
+    /// Whether there are rows that others stand out from.
+    mixed: bool,
 }
 
 pub fn draw(plot: &Intervals, width: f64) -> Svg {
     let narrow = width < NARROW;
-    let widest = |text: fn(&Row) -> &str| plot.rows.iter().map(|r| width_of(text(r))).fold(0.0, f64::max);
-    let (labels, texts) = (widest(|r| if r.value.is_some() { &r.label } else { "" }), widest(|r| &r.text));
+    let valued = || plot.rows.iter().filter(|r| r.value.is_some());
+    let labels = valued().map(|r| width_of(&r.label)).fold(0.0, f64::max);
+    let texts = valued().map(|r| width_of(&r.text)).fold(0.0, f64::max);
     let (left, right) = if narrow {
         (4.0, width - 4.0)
     } else {
         (labels.min(0.42 * width) + 14.0, width - texts.min(0.3 * width) - 14.0)
     };
-    let layout = Layout { left, right, row: if narrow { 38.0 } else { 22.0 }, narrow, width };
+    let mixed = valued().any(|r| r.tone == Tone::Plain);
+    let layout = Layout { left, right, row: if narrow { 38.0 } else { 22.0 }, narrow, width, mixed };
     let mut svg = Svg::new(width, 0.0);
     let legend: Vec<(String, String)> = plot.legend.iter().map(|(t, n)| (t.class().to_owned(), n.clone())).collect();
     let top = svg.legend(0.0, &legend) + if plot.marks.is_empty() { 2.0 } else { 18.0 };
@@ -76,13 +83,20 @@ fn axis(svg: &mut Svg, plot: &Intervals, x: &Range, (top, bottom): (f64, f64), l
 fn draw_row(svg: &mut Svg, row: &Row, x: &Range, top: f64, layout: &Layout) {
     let Some(value) = row.value else {
         let base = top + layout.row - 6.0;
-        return svg.text("heading", (0.0, base), Anchor::Start, &fit(&row.label, layout.width));
+        // Beside a heading stands what the texts below it are, where there is room.
+        let room = layout.width - width_of(&row.label) * BOLD - 10.0;
+        svg.text("heading halo", (0.0, base), Anchor::Start, &fit(&row.label, layout.width));
+        if width_of(&row.text) <= room {
+            svg.text("label", (layout.width, base), Anchor::End, &row.text);
+        }
+        return;
     };
     let (middle, base) = if layout.narrow { (top + 28.0, top + 15.0) } else { (top + 11.0, top + 15.0) };
     let text_room = if layout.narrow { 0.5 * layout.width } else { layout.width - layout.right };
     let room =
         if layout.narrow { layout.width - width_of(&row.text).min(text_room) - 10.0 } else { layout.left - 14.0 };
-    let weight = if matches!(row.tone, Tone::Chosen | Tone::Default) { "strong halo" } else { "halo" };
+    let stands_out = layout.mixed && matches!(row.tone, Tone::Chosen | Tone::Default);
+    let weight = if stands_out { "strong halo" } else { "halo" };
     svg.text(weight, (0.0, base), Anchor::Start, &fit(&row.label, room));
     svg.text("halo", (layout.width, base), Anchor::End, &fit(&row.text, text_room));
     let class = row.tone.class();
