@@ -235,6 +235,32 @@ pub struct Timing {
     pub reps: u32,
 }
 
+/// What one thread did for one launch of a stamped sequence, in nanoseconds after the sequence began.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stamp {
+    /// Which launch, by its place in the sequence.
+    pub launch: u32,
+    /// Which thread.
+    pub thread: u32,
+    /// When its first task began.
+    pub start_ns: f64,
+    /// When its last task ended.
+    pub end_ns: f64,
+    /// Time between the two that it spent in tasks of this launch.
+    pub busy_ns: f64,
+}
+
+/// The last run of a stamped sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stamps {
+    /// From its begin to the end of its last task, nanoseconds.
+    pub total_ns: f64,
+    /// Threads that the machine had for it.
+    pub threads: u32,
+    /// One stamp for each launch and thread that worked for it, launch after launch.
+    pub stamps: Vec<Stamp>,
+}
+
 /// A machine.
 pub trait Backend: Send + Sync {
     /// What configurations must fit in.
@@ -281,6 +307,15 @@ pub trait Backend: Send + Sync {
     /// with the launches that overlap as branches. Costs more to record and less to submit; the results are the same.
     fn record_graph(&self, launches: &[Launch]) -> Result<Sequence, Error> {
         self.record(launches)
+    }
+    /// The same as `record`, but every run keeps when each thread worked for which launch; none where the machine cannot
+    /// tell. A run of it takes longer by the reading of clocks.
+    fn record_stamped(&self, _launches: &[Launch]) -> Result<Option<Sequence>, Error> {
+        Ok(None)
+    }
+    /// What the last run of a sequence of `record_stamped` kept; waits for submitted work first. None for other sequences.
+    fn stamps(&self, _sequence: &Sequence) -> Result<Option<Stamps>, Error> {
+        Ok(None)
     }
     /// Starts a sequence after all submitted before it; returns at once where the device is not this thread.
     fn submit(&self, sequence: &Sequence) -> Result<Token, Error>;

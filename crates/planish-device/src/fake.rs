@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    Backend, Call, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign, without_views,
+    Backend, Call, Identity, Launch, Limits, Native, Program, Sequence, Source, Stamp, Stamps, Timing, Token, foreign,
+    without_views,
 };
 use crate::cpu::pages::{Adopted, Region};
 use crate::cpu::{copy_in, copy_out, new_owner, panic_text, raw};
@@ -167,6 +168,8 @@ struct Recorded {
     owner: u64,
     launches: Vec<(Launch, Native, Vec<RawSlice>)>,
     scratch: Region,
+    /// The last run of a stamped sequence.
+    stamps: Option<Mutex<Stamps>>,
 }
 
 impl Fake {
@@ -242,6 +245,35 @@ impl Fake {
     fn own(&self, memory: impl Memory + 'static) -> Buffer {
         Buffer(Arc::new(memory))
     }
+
+    fn recorded(&self, launches: &[Launch], stamps: Option<Mutex<Stamps>>) -> Result<Sequence, Error> {
+        let mut state = self.usable("record")?;
+        let mut checked = Vec::new();
+        for (at, launch) in launches.iter().enumerate() {
+            let name = &launch.program.name;
+            let refuse = |e: Error| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {e}"));
+            let loaded = launch.program.inner.downcast_ref::<Loaded>().filter(|l| l.owner == self.owner);
+            let run = loaded.ok_or_else(|| refuse(foreign("the program")))?.run;
+            if launch.tasks == 0 || launch.threads == 0 {
+                let message = format!("{} tasks on {} threads", launch.tasks, launch.threads);
+                return Err(refuse(Error::new(ErrorKind::BadLaunch, message)));
+            }
+            without_views(launch).map_err(refuse)?;
+            let args: Result<Vec<RawSlice>, Error> = launch.args.iter().map(|s| raw(self.owner, s)).collect();
+            let threads = launch.threads.min(self.limits.max_threads);
+            checked.push((Launch { threads, ..launch.clone() }, run, args.map_err(refuse)?));
+        }
+        if checked.is_empty() {
+            return Err(Error::new(ErrorKind::BadLaunch, "a sequence of 0 launches"));
+        }
+        let scratch = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
+        state.trace.push(Event::Record(launches.iter().map(|l| l.program.name.to_string()).collect()));
+        let scratch = Region::new(self.owner, scratch, Init::Fill(0xff))?;
+        Ok(Sequence {
+            launches: launches.len(),
+            inner: Arc::new(Recorded { owner: self.owner, launches: checked, scratch, stamps }),
+        })
+    }
 }
 
 impl State {
@@ -254,8 +286,8 @@ impl State {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Nanoseconds of one launch now: cost, scatter, disturbance, drift.
-    fn cost_ns(&mut self, launch: &Launch) -> f64 {
+    /// Nanoseconds of one launch now (cost, scatter, disturbance, drift), and which part of it comes before its tasks.
+    fn cost_ns(&mut self, launch: &Launch) -> (f64, f64) {
         let cost = self.script.costs.get(&*launch.program.name).copied().unwrap_or(self.script.default_cost);
         let rounds = launch.tasks.div_ceil(launch.threads);
         let noise = self.script.noise;
@@ -264,7 +296,8 @@ impl State {
         let spike = if self.uniform() < noise.spike_chance { noise.spike_factor } else { 1.0 };
         let drift = 1.0 + noise.drift_per_s * self.now_ns / 1e9;
         let exact = cost.launch_ns + cost.task_ns * f64::from(rounds);
-        exact * (1.0 + noise.sigma * normal).max(0.1) * spike * drift
+        let overhead = if exact > 0.0 { cost.launch_ns / exact } else { 0.0 };
+        (exact * (1.0 + noise.sigma * normal).max(0.1) * spike * drift, overhead)
     }
 
     fn fault(&self, name: &str, nth: u64) -> Option<&Fault> {
@@ -285,7 +318,9 @@ impl State {
     }
 
     fn run(&mut self, recorded: &Recorded) -> Result<(), Error> {
-        for (launch, run, args) in &recorded.launches {
+        let began_ns = self.now_ns;
+        let mut stamps = Stamps { threads: 1, ..Stamps::default() };
+        for (at, (launch, run, args)) in recorded.launches.iter().enumerate() {
             let name = &launch.program.name;
             let nth = self.ran.entry(name.clone()).or_insert(0);
             *nth += 1;
@@ -311,9 +346,17 @@ impl State {
             catch_unwind(AssertUnwindSafe(|| unsafe { run(&call) })).map_err(|panic| {
                 Error::new(ErrorKind::BadLaunch, format!("{name} panicked: {}", panic_text(panic.as_ref())))
             })?;
-            self.now_ns += self.cost_ns(launch);
+            let (cost_ns, overhead) = self.cost_ns(launch);
+            let start_ns = self.now_ns - began_ns + cost_ns * overhead;
+            self.now_ns += cost_ns;
+            let end_ns = self.now_ns - began_ns;
+            stamps.stamps.push(Stamp { launch: at as u32, thread: 0, start_ns, end_ns, busy_ns: end_ns - start_ns });
             let (program, end_ns) = (name.to_string(), self.now_ns);
             self.trace.push(Event::Ran { program, tasks: launch.tasks, threads: launch.threads, end_ns });
+        }
+        stamps.total_ns = self.now_ns - began_ns;
+        if let Some(last) = &recorded.stamps {
+            *last.lock().unwrap_or_else(PoisonError::into_inner) = stamps;
         }
         Ok(())
     }
@@ -381,32 +424,18 @@ impl Backend for Fake {
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
-        let mut state = self.usable("record")?;
-        let mut checked = Vec::new();
-        for (at, launch) in launches.iter().enumerate() {
-            let name = &launch.program.name;
-            let refuse = |e: Error| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {e}"));
-            let loaded = launch.program.inner.downcast_ref::<Loaded>().filter(|l| l.owner == self.owner);
-            let run = loaded.ok_or_else(|| refuse(foreign("the program")))?.run;
-            if launch.tasks == 0 || launch.threads == 0 {
-                let message = format!("{} tasks on {} threads", launch.tasks, launch.threads);
-                return Err(refuse(Error::new(ErrorKind::BadLaunch, message)));
-            }
-            without_views(launch).map_err(refuse)?;
-            let args: Result<Vec<RawSlice>, Error> = launch.args.iter().map(|s| raw(self.owner, s)).collect();
-            let threads = launch.threads.min(self.limits.max_threads);
-            checked.push((Launch { threads, ..launch.clone() }, run, args.map_err(refuse)?));
-        }
-        if checked.is_empty() {
-            return Err(Error::new(ErrorKind::BadLaunch, "a sequence of 0 launches"));
-        }
-        let scratch = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
-        state.trace.push(Event::Record(launches.iter().map(|l| l.program.name.to_string()).collect()));
-        let scratch = Region::new(self.owner, scratch, Init::Fill(0xff))?;
-        Ok(Sequence {
-            launches: launches.len(),
-            inner: Arc::new(Recorded { owner: self.owner, launches: checked, scratch }),
-        })
+        self.recorded(launches, None)
+    }
+
+    fn record_stamped(&self, launches: &[Launch]) -> Result<Option<Sequence>, Error> {
+        self.recorded(launches, Some(Mutex::default())).map(Some)
+    }
+
+    fn stamps(&self, sequence: &Sequence) -> Result<Option<Stamps>, Error> {
+        let _state = self.drain("stamps")?;
+        let recorded = sequence.inner.downcast_ref::<Recorded>().filter(|r| r.owner == self.owner);
+        let stamps = recorded.ok_or_else(|| foreign("the sequence"))?.stamps.as_ref();
+        Ok(stamps.map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).clone()))
     }
 
     fn submit(&self, sequence: &Sequence) -> Result<Token, Error> {

@@ -15,8 +15,8 @@ pub mod recorder;
 pub mod system;
 
 pub use backend::{
-    Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Timing,
-    Token, View,
+    Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Stamp,
+    Stamps, Timing, Token, View,
 };
 pub use cpu::{Cpu, CpuOptions};
 pub use cuda::{Cuda, CudaOptions};

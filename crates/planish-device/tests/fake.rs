@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use planish_device::fake::{Cost, Event, Fake, Fault, Noise, Script};
-use planish_device::{Backend, Buffer, Call, ErrorKind, Init, Launch, Params, Plain, Sequence, Source, Token, View};
+use planish_device::{
+    Backend, Buffer, Call, ErrorKind, Init, Launch, Params, Plain, Sequence, Source, Stamp, Stamps, Token, View,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -54,6 +56,33 @@ fn programs_run_when_waited_for_and_the_clock_follows_the_script() {
         [Event::Load("a".into()), Event::Alloc(10), Event::Record(vec!["a".into()]), Event::Submit(Token(1)), ran];
     assert_eq!(trace[..5], start);
     assert_eq!(trace.last(), Some(&Event::Read(10)));
+}
+
+#[test]
+fn stamps_say_when_the_tasks_of_each_launch_ran() {
+    let fake = Fake::new(script());
+    let program = fake.load(&Source::Native { name: "a", run: increment }).expect("loads");
+    let args = vec![fake.alloc(12, Init::Zero).expect("memory").all()];
+    let launch = |tasks| Launch {
+        program: program.clone(),
+        args: args.clone(),
+        params: Params::new(Nothing),
+        tasks,
+        threads: 4,
+        scratch_bytes: 0,
+        overlap: false,
+        views: Vec::new(),
+    };
+    let launches = [launch(4), launch(12)];
+    let stamped = fake.record_stamped(&launches).expect("recorded").expect("a fake keeps times");
+    fake.advance(Duration::from_micros(3));
+    fake.submit(&stamped).expect("submitted");
+    let found = fake.stamps(&stamped).expect("ran").expect("stamped");
+    let stamp = |launch, start_ns, end_ns| Stamp { launch, thread: 0, start_ns, end_ns, busy_ns: end_ns - start_ns };
+    let stamps = vec![stamp(0, 500.0, 510.0), stamp(1, 1010.0, 1040.0)];
+    assert_eq!(found, Stamps { total_ns: 1040.0, threads: 1, stamps });
+    let plain = fake.record(&launches).expect("recorded");
+    assert_eq!(fake.stamps(&plain).expect("asked"), None);
 }
 
 #[test]

@@ -309,3 +309,29 @@ fn time_runs_every_repetition() {
     let sequence = cpu.record(&[launch(&program, &[], 10, 2)]).expect("recorded");
     assert!(cpu.time(&[sequence], 2).is_err());
 }
+
+#[test]
+fn stamps_lie_between_barriers_and_count_every_task() {
+    let cpu = cpu(2);
+    let sleepy = native(&cpu, "sleeps", sleeps);
+    // Two launches side by side, then one that waits for both, each of four tasks of a millisecond.
+    let each = |overlap| Launch { params: Params::new(Number(1)), overlap, ..launch(&sleepy, &[], 4, 2) };
+    let launches = [each(false), each(true), each(false)];
+    let stamped = cpu.record_stamped(&launches).expect("recorded").expect("the pool keeps times");
+    for run in 0..3 {
+        let token = cpu.submit(&stamped).expect("submitted");
+        cpu.wait(token, MINUTE).expect("finished");
+        let found = cpu.stamps(&stamped).expect("asked").expect("stamped");
+        let of = |launch: u32| found.stamps.iter().filter(move |s| s.launch == launch);
+        for launch in 0..3 {
+            let busy: f64 = of(launch).map(|s| s.busy_ns).sum();
+            assert!(busy >= 4e6, "run {run}: launch {launch} slept 4 ms and was busy for {busy} ns");
+        }
+        let first_end = [0, 1].map(|l| of(l).map(|s| s.end_ns).fold(0.0, f64::max)).into_iter().fold(0.0, f64::max);
+        assert!(of(2).all(|s| s.start_ns >= first_end), "run {run}: {found:?}");
+        assert!(found.stamps.iter().all(|s| s.busy_ns <= s.end_ns - s.start_ns + 1.0 && s.end_ns <= found.total_ns));
+        assert!(found.threads == 2 && found.stamps.iter().all(|s| s.thread < 2), "run {run}: {found:?}");
+    }
+    let plain = cpu.record(&launches).expect("recorded");
+    assert_eq!(cpu.stamps(&plain).expect("asked"), None);
+}

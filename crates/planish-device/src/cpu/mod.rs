@@ -7,6 +7,7 @@
 pub mod bandwidth;
 pub mod pages;
 mod pool;
+mod times;
 pub mod topology;
 
 use std::ops::Range;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backend::{
-    Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Timing, Token, foreign, without_views,
+    Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Stamps, Timing, Token, foreign, without_views,
 };
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
@@ -23,6 +24,7 @@ use pages::{ALIGN, Adopted, Region};
 pub use pool::MAX_THREADS;
 pub(crate) use pool::panic_text;
 use pool::{MAX_LAUNCHES, MAX_UNITS, Part, Pool, Recorded, Scratch, group};
+use times::Times;
 use topology::Topology;
 
 /// How to set the CPU up.
@@ -108,6 +110,7 @@ impl Cpu {
         }
         let grain = launch.tasks.div_ceil(MAX_UNITS);
         Ok(Part {
+            at: at as u32,
             name: name.clone(),
             run: program.run,
             args: args.into(),
@@ -117,6 +120,32 @@ impl Cpu {
             units: launch.tasks.div_ceil(grain),
             threads: launch.threads.min(self.threads()),
         })
+    }
+}
+
+impl Cpu {
+    fn own(&self, sequence: &Sequence) -> Result<Arc<Recorded>, Error> {
+        let recorded = sequence.inner.clone().downcast::<Recorded>().ok().filter(|r| r.owner == self.owner);
+        recorded.ok_or_else(|| foreign("the sequence"))
+    }
+
+    fn recorded(&self, launches: &[Launch], times: Option<Times>) -> Result<Sequence, Error> {
+        if launches.is_empty() || launches.len() >= MAX_LAUNCHES {
+            let message = format!("a sequence of {} launches: 1 to {} are possible", launches.len(), MAX_LAUNCHES - 1);
+            return Err(Error::new(ErrorKind::BadLaunch, message));
+        }
+        let parts: Result<Vec<Part>, Error> = launches.iter().enumerate().map(|(at, l)| self.part(at, l)).collect();
+        let steps = group(parts?.into_iter().zip(launches.iter().map(|l| l.overlap)));
+        let need = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
+        let recorded = Recorded {
+            owner: self.owner,
+            seats: steps.iter().map(|s| s.seats).max().unwrap_or(1),
+            steps,
+            scratch: self.scratch_for(need)?,
+            times,
+            _held: launches.iter().flat_map(|l| l.args.iter().map(|s| s.buffer.clone())).collect(),
+        };
+        Ok(Sequence { launches: launches.len(), inner: Arc::new(recorded) })
     }
 }
 
@@ -227,26 +256,20 @@ impl Backend for Cpu {
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
-        if launches.is_empty() || launches.len() >= MAX_LAUNCHES {
-            let message = format!("a sequence of {} launches: 1 to {} are possible", launches.len(), MAX_LAUNCHES - 1);
-            return Err(Error::new(ErrorKind::BadLaunch, message));
-        }
-        let parts: Result<Vec<Part>, Error> = launches.iter().enumerate().map(|(at, l)| self.part(at, l)).collect();
-        let steps = group(parts?.into_iter().zip(launches.iter().map(|l| l.overlap)));
-        let need = launches.iter().map(|l| l.scratch_bytes as usize).max().unwrap_or(0);
-        let recorded = Recorded {
-            owner: self.owner,
-            seats: steps.iter().map(|s| s.seats).max().unwrap_or(1),
-            steps,
-            scratch: self.scratch_for(need)?,
-            _held: launches.iter().flat_map(|l| l.args.iter().map(|s| s.buffer.clone())).collect(),
-        };
-        Ok(Sequence { launches: launches.len(), inner: Arc::new(recorded) })
+        self.recorded(launches, None)
+    }
+
+    fn record_stamped(&self, launches: &[Launch]) -> Result<Option<Sequence>, Error> {
+        self.recorded(launches, Some(Times::new(self.threads(), launches.len()))).map(Some)
+    }
+
+    fn stamps(&self, sequence: &Sequence) -> Result<Option<Stamps>, Error> {
+        self.pool.drain();
+        Ok(self.own(sequence)?.times.as_ref().map(Times::read))
     }
 
     fn submit(&self, sequence: &Sequence) -> Result<Token, Error> {
-        let recorded = sequence.inner.clone().downcast::<Recorded>().ok().filter(|r| r.owner == self.owner);
-        Ok(Token(self.pool.submit(recorded.ok_or_else(|| foreign("the sequence"))?)))
+        Ok(Token(self.pool.submit(self.own(sequence)?)))
     }
 
     /// The deadline is looked at between tasks: a task that never returns is for the caller's process to contain.

@@ -22,6 +22,8 @@ use crate::backend::{Call, Native, Params};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, RawSlice};
 
+use super::times::Times;
+
 const UNIT_BITS: u32 = 14;
 const SEAT_BITS: u32 = 12;
 /// Most units that a launch is cut into; more tasks than this share units.
@@ -42,6 +44,8 @@ const FAILURES_KEPT: usize = 64;
 
 /// One launch, checked and bound.
 pub struct Part {
+    /// Its place in the sequence.
+    pub at: u32,
     pub name: Arc<str>,
     pub run: Native,
     pub args: Box<[RawSlice]>,
@@ -98,6 +102,8 @@ pub struct Recorded {
     pub scratch: Arc<Scratch>,
     /// Most seats of any step.
     pub seats: u32,
+    /// Where a stamped sequence keeps its times.
+    pub times: Option<Times>,
     /// Keeps alive what `Step::args` point to.
     pub _held: Vec<Buffer>,
 }
@@ -293,10 +299,23 @@ impl Shared {
     fn work(&self, me: u32, leave: &dyn Fn() -> bool) -> bool {
         let Some(mut claim) = self.enter() else { return false };
         let mut until_clock = UNITS_PER_CLOCK;
+        // Where a stamped run of tasks begins, unless it follows the one before without a launch between.
+        let mut from = None;
         loop {
             // SAFETY: the open claim keeps the sequence running, and the queue holds an Arc of the running sequence.
             let recorded = unsafe { &*self.current.load(Relaxed) };
-            self.run(recorded, &claim, me);
+            match &recorded.times {
+                None => self.run(recorded, &claim, me, |_| {}),
+                Some(times) => {
+                    let mut start = from.unwrap_or_else(|| self.now_ns());
+                    self.run(recorded, &claim, me, |part| {
+                        let end = self.now_ns();
+                        times.add(part, me, start..end);
+                        start = end;
+                    });
+                    from = Some(start);
+                }
+            }
             until_clock -= 1;
             let mut stay = true;
             if until_clock == 0 {
@@ -304,7 +323,10 @@ impl Shared {
                 stay = !leave();
             }
             match self.finish(recorded, &claim, stay) {
-                Then::Claimed(more) => claim = more,
+                Then::Claimed(more) => {
+                    from = from.filter(|_| more.index == claim.index);
+                    claim = more;
+                }
                 Then::Nothing => return true,
                 Then::SequenceOver => {
                     self.sequence_over();
@@ -314,7 +336,8 @@ impl Shared {
         }
     }
 
-    fn run(&self, recorded: &Recorded, claim: &Claim, me: u32) {
+    /// Does what is claimed, and says after each part which launch it was of.
+    fn run(&self, recorded: &Recorded, claim: &Claim, me: u32, mut after: impl FnMut(u32)) {
         let step = &recorded.steps[claim.index as usize];
         let scratch = &recorded.scratch;
         let ptr = scratch.base.ptr.wrapping_add(me as usize * scratch.stride);
@@ -328,6 +351,7 @@ impl Shared {
             }
             let mine = take.min(part.units - skip);
             self.call(part, skip..skip + mine, me, scratch);
+            after(part.at);
             take -= mine;
             if take == 0 {
                 return;
@@ -362,6 +386,9 @@ impl Shared {
             }
             queue.failures.push_back((token, Error::new(ErrorKind::BadLaunch, message)));
         }
+        if let Some(times) = &recorded.times {
+            times.ended_ns.store(self.now_ns(), Relaxed);
+        }
         self.finished.0.store(token, SeqCst);
         if let Some((token, next)) = queue.waiting.pop_front() {
             self.start(&mut queue, token, next);
@@ -377,7 +404,11 @@ impl Shared {
 
     fn start(&self, queue: &mut Queue, token: u64, recorded: Arc<Recorded>) {
         self.failed.store(false, Relaxed);
-        self.started_ns.store(self.now_ns(), Relaxed);
+        let now = self.now_ns();
+        self.started_ns.store(now, Relaxed);
+        if let Some(times) = &recorded.times {
+            times.begin(token, now);
+        }
         self.current.store(Arc::as_ptr(&recorded).cast_mut(), Relaxed);
         let word = Word::open(0, &recorded.steps[0]);
         let wanted = recorded.seats - 1;
