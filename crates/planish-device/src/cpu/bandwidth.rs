@@ -1,5 +1,7 @@
-//! Ceilings measured on this machine: read and copy bandwidth of memory, cost of a launch and of an empty sequence.
+//! Ceilings measured on this machine: read and copy bandwidth of memory, cost of a launch, of an empty sequence and of a wake.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -98,6 +100,29 @@ unsafe fn copy_stream(call: &Call<'_>) {
 
 unsafe fn nothing(_: &Call<'_>) {}
 
+/// Tasks that are over only when all of them have begun.
+#[derive(Clone, Copy)]
+struct Meeting(u32);
+// SAFETY: one number.
+unsafe impl Plain for Meeting {}
+
+/// After this long somebody does not come.
+const MEETING_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Waits for the other tasks to begin; argument 0 counts those that have.
+unsafe fn meet(call: &Call<'_>) {
+    // SAFETY: argument 0 is one counter, made of atomic words.
+    let begun = unsafe { &call.args[0].read::<AtomicU32>()[0] };
+    let all = call.params.get::<Meeting>().0;
+    for _ in call.tasks.clone() {
+        begun.fetch_add(1, SeqCst);
+        let start = Instant::now();
+        while begun.load(SeqCst) < all && start.elapsed() < MEETING_DEADLINE {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// Bytes of a buffer that no cache of this machine holds a good part of.
 pub fn cold_bytes(cpu: &Cpu) -> usize {
     let wanted = (cpu.limits().llc_bytes as usize).saturating_mul(8).clamp(BUFFER_BYTES.0, BUFFER_BYTES.1);
@@ -106,7 +131,12 @@ pub fn cold_bytes(cpu: &Cpu) -> usize {
 
 /// Read bandwidth of memory with `threads` threads, measured for about `budget`.
 pub fn read_gb_s(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth, Error> {
-    let bytes = cold_bytes(cpu);
+    read_of_gb_s(cpu, threads, cold_bytes(cpu), budget)
+}
+
+/// Bandwidth of reading the same `bytes` bytes again and again, rounded up to whole tasks: caches may hold some of them.
+pub fn read_of_gb_s(cpu: &Cpu, threads: u32, bytes: usize, budget: Duration) -> Result<Bandwidth, Error> {
+    let bytes = bytes.max(1).next_multiple_of(TASK_BYTES);
     let from = cpu.alloc(bytes, Init::Fill(1))?;
     let tasks = bytes / TASK_BYTES;
     let sums = cpu.alloc(tasks * 8, Init::Zero)?;
@@ -153,6 +183,33 @@ pub fn null_ns(cpu: &Cpu, budget: Duration) -> Result<f64, Error> {
     median_ns(cpu, &probe.record(cpu, 1)?, budget)
 }
 
+/// Nanoseconds until all `threads` threads work after a pause of `pause`, from the submission on: median over `samples`.
+///
+/// In a pause of less than 20 us threads still spin, after one of more than 200 us they sleep.
+pub fn wake_ns(cpu: &Cpu, threads: u32, pause: Duration, samples: u32) -> Result<f64, Error> {
+    let begun = cpu.alloc(4, Init::Zero)?;
+    let args = [begun.all()];
+    let probe = Probe { name: "meet", run: meet, args: &args, tasks: threads.min(cpu.threads()), threads };
+    let launch = Launch { params: Params::new(Meeting(probe.tasks)), ..probe.launch(cpu)? };
+    let sequence = cpu.record(&[launch])?;
+    let mut runs = Vec::new();
+    for _ in 0..samples.max(1) {
+        cpu.write(&begun.all(), &[0; 4])?;
+        let idle = Instant::now();
+        while idle.elapsed() < pause {
+            // A caller that computes, as between two tokens, keeps its core awake.
+            std::hint::spin_loop();
+        }
+        let ns = cpu.time(std::slice::from_ref(&sequence), 1)?.ns;
+        if ns > MEETING_DEADLINE.as_nanos() as f64 {
+            return Err(Error::new(ErrorKind::Timeout, format!("{} threads did not all wake", probe.tasks)));
+        }
+        runs.push(ns);
+    }
+    runs.sort_by(f64::total_cmp);
+    Ok(runs[runs.len() / 2])
+}
+
 /// A probe's launch without the parts that all probes share.
 struct Probe<'a> {
     name: &'static str,
@@ -164,7 +221,11 @@ struct Probe<'a> {
 
 impl Probe<'_> {
     fn record(&self, cpu: &Cpu, times: usize) -> Result<Sequence, Error> {
-        let launch = Launch {
+        cpu.record(&vec![self.launch(cpu)?; times])
+    }
+
+    fn launch(&self, cpu: &Cpu) -> Result<Launch, Error> {
+        Ok(Launch {
             program: cpu.load(&Source::Native { name: self.name, run: self.run })?,
             args: self.args.to_vec(),
             params: Params::new(Nothing),
@@ -173,8 +234,7 @@ impl Probe<'_> {
             scratch_bytes: 0,
             overlap: false,
             views: Vec::new(),
-        };
-        cpu.record(&vec![launch; times])
+        })
     }
 }
 
@@ -216,5 +276,9 @@ mod tests {
         }
         let (barrier, null) = (barrier_ns(&cpu, 2, short).expect("measured"), null_ns(&cpu, short).expect("measured"));
         assert!(barrier > 1.0 && null > 10.0, "{barrier} {null}");
+        let small = read_of_gb_s(&cpu, 2, 1, short).expect("measured");
+        assert_eq!(small.bytes, TASK_BYTES as u64, "{small:?}");
+        let wake = |threads, pause| wake_ns(&cpu, threads, Duration::from_micros(pause), 5).expect("all come");
+        assert!(wake(1, 0) > 10.0 && wake(2, 0) > 10.0 && wake(9, 400) > 10.0);
     }
 }

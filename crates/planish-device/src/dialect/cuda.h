@@ -119,6 +119,9 @@ INLINE void grid_wait(uint* counter, uint& sense) {
 #define GRID_SENSE(counter) grid_sense(counter)
 #define GRID_ARRIVE(counter) grid_arrive(counter)
 #define GRID_WAIT(counter, sense) grid_wait(counter, sense)
+// A clock of the device in nanoseconds, its low 32 bits; it may tick in steps of a microsecond.
+INLINE uint device_ticks() { uint t; asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(t) :: "memory"); return t; }
+#define TICKS() device_ticks()
 
 // Brings `bytes` from p on closer, and changes no result; both are multiples of 16.
 INLINE void prefetch(const void* p, uint bytes) {

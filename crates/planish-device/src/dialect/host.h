@@ -2,6 +2,7 @@
 // With EXEC_RAW memory is reached through plain pointers, which is what the sanitizers watch.
 #pragma once
 #include "executor.h"
+#include <chrono>
 #include <cmath>
 #include <type_traits>
 
@@ -231,6 +232,8 @@ template <class T> tptr<T> dynamic(const char* name) {
 #define GRID_SENSE(counter) 0u
 #define GRID_ARRIVE(counter)
 #define GRID_WAIT(counter, sense) ::exec::grid_barrier(__LINE__)
+// A clock of the device in nanoseconds, its low 32 bits.
+#define TICKS() ((uint)std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count())
 
 // Atomics on device memory, relaxed.
 template <class T> static inline T atomic_add(::exec::atomics<T> a, uint i, T v) { T* p = a.at(i); exec::atomic_guard(p); T old = *p; *p = old + v; exec::atomic_guard(p); return old; }

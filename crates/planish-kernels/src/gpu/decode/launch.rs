@@ -4,9 +4,9 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
-use super::{DRAW, Forms, OP, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use super::{DRAW, Forms, OP, STAMPED, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
 use crate::gpu::planes::ALIGN;
-use crate::gpu::text::{KernelLaunch, knob};
+use crate::gpu::text::{KernelLaunch, Text, knob};
 use crate::op::Machine;
 
 /// How the token after the step is drawn, on the device.
@@ -26,12 +26,26 @@ fn types(matrices: impl Iterator<Item = At>) -> i64 {
     matrices.fold(0, |bits, m| bits | 1 << (m.ty as i64))
 }
 
-struct Step<'a> {
+/// The layers that one grid runs, and whether the embedding (1) and the head (2) are with them.
+pub(super) struct Part {
+    first: usize,
+    pub count: usize,
+    pub ends: u32,
+}
+
+/// The grids of a step under `config`, whose path is `token` or `layer`.
+pub(super) fn parts(config: &Config, layers: usize) -> Vec<Part> {
+    let each = if config.name("PATH") == Some("layer") { 1 } else { layers };
+    let ends = |first: usize| u32::from(first == 0) + 2 * u32::from(first + each == layers);
+    (0..layers).step_by(each).map(|first| Part { first, count: each, ends: ends(first) }).collect()
+}
+
+pub(super) struct Step<'a> {
     model: &'a Model,
     memory: &'a Memory,
     machine: &'a Machine<'a>,
     constants: Vec<(&'static str, i64)>,
-    groups: usize,
+    pub groups: usize,
     threads: usize,
     splits: usize,
     /// Bytes of the copies under way in a group, and behind them of the sums that attention puts together.
@@ -82,7 +96,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
 }
 
 impl<'a> Step<'a> {
-    fn new(
+    pub fn new(
         (model, at): (&'a Model, &ModelAt),
         memory: &'a Memory,
         config: &Config,
@@ -111,11 +125,22 @@ impl<'a> Step<'a> {
     }
 
     fn kernel(&self, entry: &str, groups: usize, params: Vec<u32>) -> Result<Launch, Rejection> {
+        self.kernel_of(&OP.text, entry, (groups, params), &[])
+    }
+
+    /// A kernel of `text` that takes `more` arguments behind those of all.
+    fn kernel_of(
+        &self,
+        text: &Text,
+        entry: &str,
+        (groups, params): (usize, Vec<u32>),
+        more: &[Slice],
+    ) -> Result<Launch, Rejection> {
         let m = self.memory;
         let args = [&m.arena, &m.table, &m.step, &m.ropes, &m.keys, &m.values, &m.work, &m.logits, &m.sync];
+        let args = args.into_iter().chain(more).cloned().collect();
         let (constants, threads) = (self.constants.clone(), self.threads);
-        KernelLaunch { text: &OP.text, entry, constants, params, groups, threads, shared_bytes: self.ring }
-            .on(self.machine, args.map(Clone::clone).to_vec())
+        KernelLaunch { text, entry, constants, params, groups, threads, shared_bytes: self.ring }.on(self.machine, args)
     }
 
     fn phases(&self) -> Result<Vec<Launch>, Rejection> {
@@ -129,15 +154,22 @@ impl<'a> Step<'a> {
         Ok(launches)
     }
 
-    fn layers(&self) -> Result<Vec<Launch>, Rejection> {
-        let last = self.model.layers - 1;
-        let ends = |layer: usize| u32::from(layer == 0) + 2 * u32::from(layer == last);
-        let layer = |l: usize| self.kernel("decode_fused", self.groups, self.params(l, 1, ends(l), false));
-        (0..self.model.layers).map(layer).collect()
+    fn grids(&self, config: &Config) -> Result<Vec<Launch>, Rejection> {
+        let grid = |part: &Part| self.kernel("decode_fused", self.groups, self.part(part));
+        parts(config, self.model.layers).iter().map(grid).collect()
+    }
+
+    fn part(&self, part: &Part) -> Vec<u32> {
+        self.params(part.first, part.count, part.ends, false)
+    }
+
+    /// The grid of `part` that leaves its times in `ticks`.
+    pub fn stamped(&self, part: &Part, ticks: Slice) -> Result<Launch, Rejection> {
+        self.kernel_of(&STAMPED, "decode_stamped", (self.groups, self.part(part)), &[ticks])
     }
 
     /// The launches that draw, and that move the step on.
-    fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
+    pub fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
         let m = self.memory;
         let end = |entry, args| {
             let (constants, params) = (Vec::new(), vec![self.groups as u32]);
@@ -174,8 +206,7 @@ pub fn step(
 ) -> Result<Vec<Launch>, Rejection> {
     let step = Step::new((model, at), memory, config, machine)?;
     let mut launches = match config.name("PATH") {
-        Some("token") => vec![step.kernel("decode_fused", step.groups, step.params(0, model.layers, 3, false))?],
-        Some("layer") => step.layers()?,
+        Some("token" | "layer") => step.grids(config)?,
         _ => step.phases()?,
     };
     launches.extend(step.draw(draw)?);

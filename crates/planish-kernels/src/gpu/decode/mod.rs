@@ -5,6 +5,7 @@ pub mod model;
 mod phases;
 pub(crate) mod problem;
 pub(crate) mod reference;
+pub mod stamped;
 
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
@@ -42,6 +43,18 @@ pub static OP: GpuOp = GpuOp {
     ]),
     shapes: problem::SHAPES,
 };
+
+/// The same phases in a grid that leaves times; its kernels are in no path and no store.
+pub(crate) const STAMPED: Text = Text(&[
+    QUANT,
+    PLANES,
+    REDUCE,
+    GATE,
+    BEST,
+    ("decode.k", include_str!("decode.k")),
+    ("attend.k", include_str!("attend.k")),
+    ("decode_stamped.k", phases::STAMPED),
+]);
 
 /// What the head and the drawing of a token share.
 const BEST: (&str, &str) = ("best.k", include_str!("best.k"));

@@ -2,10 +2,13 @@
 
 /// Arguments of every kernel of a phase.
 macro_rules! arguments {
-    () => {
-        "IN(uint4, arena, 0), IN(uint, table, 1), IN(uint, step, 2), IN(float, ropes, 3),
+    ($last:literal) => {
+        concat!(
+            "IN(uint4, arena, 0), IN(uint, table, 1), IN(uint, step, 2), IN(float, ropes, 3),
        INOUT(half, keys, 4), INOUT(half, values, 5), INOUT(float, work, 6), OUT(float, logits, 7), ATOMIC(uint, sync, 8),
-       PARAMS(DecodeParams, p, 9)"
+       ",
+            $last
+        )
     };
 }
 
@@ -87,7 +90,113 @@ macro_rules! head {
 }
 macro_rules! kernel {
     ($name:literal, $body:expr) => {
-        concat!("KERNEL(", $name, ", ", arguments!(), ")\n{\n", shared!(), "    ", $body, "\n}\n\n")
+        concat!(
+            "KERNEL(",
+            $name,
+            ", ",
+            arguments!("PARAMS(DecodeParams, p, 9)"),
+            ")\n{\n",
+            shared!(),
+            "    ",
+            $body,
+            "\n}\n\n"
+        )
+    };
+}
+
+/// The grid of all phases: its name, its last arguments, and what stands at its begin, at each border and at its end.
+macro_rules! grid {
+    ($name:literal, $last:literal, $begin:literal, $border:literal, $end:literal) => {
+        concat!(
+            // Metal has grids only where its backend vouches for them.
+            "#ifdef KERNEL_GRID\nKERNEL_GRID(",
+            $name,
+            ", ",
+            arguments!($last),
+            ")\n{\n",
+            $begin,
+            shared!(),
+            "    ",
+            ahead!("PHASE_QKV"),
+            "const uint newest = step[STEP_POSITION];
+    uint sense = GRID_SENSE(sync);
+    if ((p.ends & 1u) != 0u) {
+        ",
+            embed!(),
+            "
+        GRID_ARRIVE(sync);
+",
+            $border,
+            "        GRID_WAIT(sync, sense);
+",
+            $border,
+            "    }
+    for (uint layer = p.first; layer < p.first + p.count; ++layer) {
+        prefetch_cache(keys, values, words, layer, newest, at);
+        ",
+            qkv!("layer"),
+            "
+        GRID_ARRIVE(sync);
+",
+            $border,
+            "        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+",
+            $border,
+            "        ",
+            attend!("layer", "newest"),
+            "
+        GRID_ARRIVE(sync);
+",
+            $border,
+            "        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
+        GRID_WAIT(sync, sense);
+",
+            $border,
+            "        ",
+            out!("layer"),
+            "
+        GRID_ARRIVE(sync);
+",
+            $border,
+            "        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+",
+            $border,
+            "        ",
+            up!("layer"),
+            "
+        GRID_ARRIVE(sync);
+",
+            $border,
+            "        ahead_pay(ahead, words, arena, ring, copies, at);
+        GRID_WAIT(sync, sense);
+",
+            $border,
+            "        ",
+            down!("layer"),
+            "
+        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
+            GRID_ARRIVE(sync);
+",
+            $border,
+            "            ahead_pay(ahead, words, arena, ring, copies, at);
+            GRID_WAIT(sync, sense);
+",
+            $border,
+            "        }
+    }
+    if ((p.ends & 2u) != 0u) {
+        ",
+            head!(),
+            "
+    }
+",
+            $end,
+            "}
+#endif
+"
+        )
     };
 }
 
@@ -103,63 +212,20 @@ pub const TEXT: &str = concat!(
     kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first"))),
     kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first"))),
     kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!())),
-    // Metal has grids only where its backend vouches for them.
-    "#ifdef KERNEL_GRID\nKERNEL_GRID(decode_fused, ",
-    arguments!(),
-    ")\n{\n",
-    shared!(),
-    "    ",
-    ahead!("PHASE_QKV"),
-    "const uint newest = step[STEP_POSITION];
-    uint sense = GRID_SENSE(sync);
-    if ((p.ends & 1u) != 0u) {
-        ",
-    embed!(),
-    "
-        GRID_ARRIVE(sync);
-        GRID_WAIT(sync, sense);
-    }
-    for (uint layer = p.first; layer < p.first + p.count; ++layer) {
-        prefetch_cache(keys, values, words, layer, newest, at);
-        ",
-    qkv!("layer"),
-    "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
-        ",
-    attend!("layer", "newest"),
-    "
-        GRID_ARRIVE(sync);
-        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
-        GRID_WAIT(sync, sense);
-        ",
-    out!("layer"),
-    "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
-        ",
-    up!("layer"),
-    "
-        GRID_ARRIVE(sync);
-        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
-        ",
-    down!("layer"),
-    "
-        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
-            GRID_ARRIVE(sync);
-            ahead_pay(ahead, words, arena, ring, copies, at);
-            GRID_WAIT(sync, sense);
-        }
-    }
-    if ((p.ends & 2u) != 0u) {
-        ",
-    head!(),
-    "
-    }
-}
-#endif
+    grid!("decode_fused", "PARAMS(DecodeParams, p, 9)", "", "", ""),
+);
+
+/// The grid once more, as a text of its own, in which the first thread of every group leaves the time at its begin, behind
+/// every phase, behind every barrier and at its end: `ticks` is uint `[stamps][groups]`.
+pub const STAMPED: &str = grid!(
+    "decode_stamped",
+    "OUT(uint, ticks, 9), PARAMS(DecodeParams, p, 10)",
+    "    uint stamps = 0u;
+    if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
 ",
+    "        if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
+",
+    "    TG_BARRIER();
+    if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
+"
 );
