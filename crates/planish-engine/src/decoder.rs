@@ -5,7 +5,7 @@ pub mod watch;
 use std::time::Duration;
 
 use half::f16;
-use planish_device::{Init, Sequence, Slice};
+use planish_device::{Init, Launch, Sequence, Slice};
 use planish_kernels::cpu::rope::RopeTable;
 use planish_kernels::op::Machine;
 use planish_kernels::ops::{self, glu::Gate};
@@ -16,7 +16,7 @@ use planish_tune::store::Frozen;
 use crate::arch::{self, Hyper};
 use crate::error::{Error, Result};
 use crate::identity;
-use crate::plan::{self, Beyond, Calls, Choices, Chosen, Entry};
+use crate::plan::{self, Beyond, Calls, Choices, Chosen, Entry, Label};
 use crate::weights::{Layer, Weights};
 
 /// A step that takes longer than this has hung.
@@ -69,6 +69,19 @@ pub struct Options {
 enum Head {
     Last,
     All,
+}
+
+/// Which part of the host's work for a token is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// What the token differs in from others is written.
+    Prepared,
+    /// The step is handed over.
+    Submitted,
+    /// The step has ended.
+    Waited,
+    /// The logits are read.
+    Read,
 }
 
 /// A recorded step for at most `batch` tokens.
@@ -260,6 +273,11 @@ impl<'a> Decoder<'a> {
         &self.frozen
     }
 
+    /// What it runs on.
+    pub fn machine(&self) -> Machine<'a> {
+        self.machine
+    }
+
     /// Tokens in the cache.
     pub fn position(&self) -> usize {
         self.position
@@ -328,6 +346,30 @@ impl<'a> Decoder<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// The launches of the decode step with what each is part of, for those who time them; `weights` are those that the
+    /// decoder was built with.
+    pub fn decode_step(&self, weights: &Weights) -> Result<(Vec<Launch>, Vec<Label>)> {
+        let graph = Graph { hyper: self.hyper, weights, buffers: &self.buffers, options: &self.options };
+        graph.calls(1, Head::Last).labelled(&self.machine, &self.frozen)
+    }
+
+    /// Feeds one token through `sequence`, a recording of all launches of `decode_step`, and says when each part of the
+    /// host's work is over.
+    pub fn feed_by(&mut self, id: u32, sequence: &Sequence, over: &mut dyn FnMut(Over)) -> Result<&[f32]> {
+        self.admit(&[id])?;
+        self.prepare(&[id])?;
+        over(Over::Prepared);
+        let token = self.machine.backend.submit(sequence)?;
+        over(Over::Submitted);
+        self.machine.backend.wait(token, DEADLINE)?;
+        over(Over::Waited);
+        self.position += 1;
+        let slice = self.buffers.logits.buffer.slice(self.buffers.logits.offset, self.hyper.vocab * 4)?;
+        self.host.read_f32(self.machine, &slice, &mut self.logits)?;
+        over(Over::Read);
+        Ok(&self.logits)
     }
 
     /// Refuses ids outside the vocabulary and more of them than the cache has room for.
@@ -498,10 +540,11 @@ impl Graph<'_> {
             Head::Last => (&b.last, 1),
             Head::All => (&b.a, batch),
         };
-        emit.push(ops::norm::call(&norm, &b.x, activation, &b.step));
-        emit.push(ops::matmul::call(&w.head, self.options.activations, rows, activation, &b.logits, &b.step));
+        emit.push("output_norm", ops::norm::call(&norm, &b.x, activation, &b.step));
+        let logits = ops::matmul::call(&w.head, self.options.activations, rows, activation, &b.logits, &b.step);
+        emit.push("head", logits);
         if let Some(cap) = hyper.logit_softcap {
-            emit.push(ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap));
+            emit.push("softcap", ops::softcap::call(&b.logits, &b.step, rows, hyper.vocab, cap));
         }
     }
 
@@ -509,7 +552,7 @@ impl Graph<'_> {
     fn part(&self, emit: &mut Calls, batch: usize, part: usize) {
         let (w, b) = (self.weights, self.buffers);
         let Some(index) = part.checked_sub(1) else {
-            emit.push(ops::embed::call(&w.embedding, &b.step, &b.x, batch, self.hyper.embedding_scale));
+            emit.push("embed", ops::embed::call(&w.embedding, &b.step, &b.x, batch, self.hyper.embedding_scale));
             return;
         };
         self.attention(emit, batch, index, &w.layers[index]);
@@ -519,11 +562,11 @@ impl Graph<'_> {
     fn attention(&self, emit: &mut Calls, batch: usize, index: usize, layer: &Layer) {
         let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
         let norm = ops::norm::Norm { weight: &layer.attn_norm, eps: hyper.eps, batch, last: false };
-        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step));
+        emit.push("attn_norm", ops::norm::call(&norm, &b.x, &b.a, &b.step));
         let project = |w, out: &Slice| ops::matmul::call(w, class, batch, &b.a, out, &b.step);
-        emit.push(project(&layer.q, &b.q).with_bias(layer.q_bias.as_ref()));
-        emit.beside(project(&layer.k, &b.k).with_bias(layer.k_bias.as_ref()));
-        emit.beside(project(&layer.v, &b.v).with_bias(layer.v_bias.as_ref()));
+        emit.push("q", project(&layer.q, &b.q).with_bias(layer.q_bias.as_ref()));
+        emit.beside("k", project(&layer.k, &b.k).with_bias(layer.k_bias.as_ref()));
+        emit.beside("v", project(&layer.v, &b.v).with_bias(layer.v_bias.as_ref()));
         let [keys, values] = &b.kv[index];
         let heads = ops::attention::Heads {
             heads: hyper.heads,
@@ -541,37 +584,36 @@ impl Graph<'_> {
             norms: layer.head_norms.as_ref().map(|[q, k]| [q, k]),
             table: b.tables[layer.table].each_ref(),
         };
-        emit.push(ops::rope::call(&rope, [&b.q, &b.k, &b.v], [keys, values], &b.step));
+        emit.push("rope", ops::rope::call(&rope, [&b.q, &b.k, &b.v], [keys, values], &b.step));
         let mask = ops::attention::Mask { window: layer.window, softcap: hyper.attn_softcap, scale: hyper.attn_scale };
-        emit.push(ops::attention::call(&heads, &mask, [&b.q, keys, values], &b.o, &b.partial, &b.step));
-        self.add_back(emit, batch, &layer.o, &b.o, layer.attn_post_norm.as_ref());
+        emit.push("attention", ops::attention::call(&heads, &mask, [&b.q, keys, values], &b.o, &b.partial, &b.step));
+        self.add_back(emit, batch, ("out", &layer.o, &b.o), ("attn_post_norm", layer.attn_post_norm.as_ref()));
     }
 
     fn feed_forward(&self, emit: &mut Calls, batch: usize, layer: &Layer) {
         let (hyper, b, class) = (self.hyper, self.buffers, self.options.activations);
         let norm = ops::norm::Norm { weight: &layer.ffn_norm, eps: hyper.eps, batch, last: false };
-        emit.push(ops::norm::call(&norm, &b.x, &b.a, &b.step));
-        emit.push(ops::matmul::call(&layer.gate, class, batch, &b.a, &b.gate, &b.step));
-        emit.beside(ops::matmul::call(&layer.up, class, batch, &b.a, &b.up, &b.step));
-        emit.push(ops::glu::call(gate(hyper.activation), batch, [&b.gate, &b.up], &b.b, &b.step));
-        self.add_back(emit, batch, &layer.down, &b.b, layer.ffn_post_norm.as_ref());
+        emit.push("ffn_norm", ops::norm::call(&norm, &b.x, &b.a, &b.step));
+        emit.push("gate", ops::matmul::call(&layer.gate, class, batch, &b.a, &b.gate, &b.step));
+        emit.beside("up", ops::matmul::call(&layer.up, class, batch, &b.a, &b.up, &b.step));
+        emit.push("glu", ops::glu::call(gate(hyper.activation), batch, [&b.gate, &b.up], &b.b, &b.step));
+        self.add_back(emit, batch, ("down", &layer.down, &b.b), ("ffn_post_norm", layer.ffn_post_norm.as_ref()));
     }
 
-    /// `x += W a`, through a norm where the architecture has one behind the block.
+    /// `x += W a`, through a norm where the architecture has one behind the block; each with what it is for.
     fn add_back(
         &self,
         emit: &mut Calls,
         batch: usize,
-        weight: &planish_kernels::weight::Weight,
-        from: &Activation,
-        post_norm: Option<&Slice>,
+        (role, weight, from): (&'static str, &planish_kernels::weight::Weight, &Activation),
+        (norm_role, post_norm): (&'static str, Option<&Slice>),
     ) {
         let (b, class) = (self.buffers, self.options.activations);
         match post_norm {
-            None => emit.push(ops::matmul::call(weight, class, batch, from, &b.x, &b.step).adding()),
+            None => emit.push(role, ops::matmul::call(weight, class, batch, from, &b.x, &b.step).adding()),
             Some(norm) => {
-                emit.push(ops::matmul::call(weight, class, batch, from, &b.y, &b.step));
-                emit.push(ops::norm::add_call(norm, self.hyper.eps, batch, [&b.y, &b.x], &b.step));
+                emit.push(role, ops::matmul::call(weight, class, batch, from, &b.y, &b.step));
+                emit.push(norm_role, ops::norm::add_call(norm, self.hyper.eps, batch, [&b.y, &b.x], &b.step));
             }
         }
     }

@@ -5,6 +5,7 @@ pub mod arch;
 pub mod corpus;
 pub mod decoder;
 pub mod error;
+pub mod explain;
 pub mod generate;
 pub mod gguf;
 pub mod gpu;

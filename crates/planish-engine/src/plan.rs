@@ -90,25 +90,41 @@ pub struct Entry {
     pub chosen: Chosen,
 }
 
+/// What a launch of a step is part of.
+#[derive(Clone, Debug)]
+pub struct Label {
+    /// What its call is for, such as `gate`.
+    pub role: &'static str,
+    /// The op.
+    pub op: &'static Op,
+    /// Its shape.
+    pub shape: Shape,
+    /// Keys that it sees of the cache, its own included; 0 for all.
+    pub window: usize,
+    /// Which launch of its call, and of how many.
+    pub nth: (usize, usize),
+}
+
 /// Calls in the order of a step: first planned, then frozen, then recorded.
 #[derive(Default)]
 pub struct Calls(Vec<Call>);
 
-/// A call, and whether it is independent of the one before it.
+/// A call, what it is for, and whether it is independent of the one before it.
 struct Call {
+    role: &'static str,
     call: OpCall,
     overlap: bool,
 }
 
 impl Calls {
-    /// Adds a call that sees all writes before it.
-    pub fn push(&mut self, call: OpCall) {
-        self.0.push(Call { call, overlap: false });
+    /// Adds a call for `role` that sees all writes before it.
+    pub fn push(&mut self, role: &'static str, call: OpCall) {
+        self.0.push(Call { role, call, overlap: false });
     }
 
-    /// Adds a call that is independent of the one before it.
-    pub fn beside(&mut self, call: OpCall) {
-        self.0.push(Call { call, overlap: true });
+    /// Adds a call for `role` that is independent of the one before it.
+    pub fn beside(&mut self, role: &'static str, call: OpCall) {
+        self.0.push(Call { role, call, overlap: true });
     }
 
     /// The worklist of the step on `machine`, each op at each shape with what is chosen for it.
@@ -125,9 +141,14 @@ impl Calls {
 
     /// The launches of the step with the configurations of `frozen`, which is asked for every op that has a choice.
     pub fn launches(&self, machine: &Machine<'_>, frozen: &Frozen) -> Result<Vec<Launch>> {
+        Ok(self.labelled(machine, frozen)?.0)
+    }
+
+    /// The same, each with what it is part of.
+    pub fn labelled(&self, machine: &Machine<'_>, frozen: &Frozen) -> Result<(Vec<Launch>, Vec<Label>)> {
         let mut configs: BTreeMap<(&'static str, &Shape), Config> = BTreeMap::new();
-        let mut launches = Vec::new();
-        for Call { call, overlap } in &self.0 {
+        let (mut launches, mut labels) = (Vec::new(), Vec::new());
+        for Call { role, call, overlap } in &self.0 {
             let config = match configs.entry((call.op.name, &call.shape)) {
                 Slot::Occupied(held) => held.into_mut(),
                 Slot::Vacant(free) => free.insert(frozen_config(call, machine, frozen)?),
@@ -140,9 +161,11 @@ impl Calls {
             if let Some(first) = steps.first_mut() {
                 first.overlap = *overlap;
             }
+            let (op, window, all) = (call.op, call.attrs.get("window") as usize, steps.len());
+            labels.extend((0..all).map(|i| Label { role, op, shape: call.shape.clone(), window, nth: (i, all) }));
             launches.append(&mut steps);
         }
-        Ok(launches)
+        Ok((launches, labels))
     }
 }
 

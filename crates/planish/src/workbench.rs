@@ -10,7 +10,7 @@ use planish_engine::identity::Identities;
 use planish_engine::probes::{self, Effort};
 use planish_engine::tuning::{Ceilings, Setting};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::cpu::peak::{self, Peak};
+use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::Machine;
 use planish_tune::{Clock, Policy};
 
@@ -49,8 +49,8 @@ impl Workbench {
         if device == Device::Cpu {
             let (cpu, isa) = args.hardware()?;
             let threads = cpu.threads();
-            let read_gb_s = planish_device::cpu::bandwidth::read_gb_s(&cpu, threads, CEILING_TIME)?.best;
-            let peak = peak::measure(&Machine { backend: &cpu, isa }, threads, PEAK_TIME)?;
+            let read_gb_s = probes::cpu::read(&cpu, threads, CEILING_TIME)?.best;
+            let peak = probes::cpu::arithmetic(&Machine { backend: &cpu, isa }, threads, PEAK_TIME)?;
             let ceilings = Ceilings { read_gb_s, peak };
             return Ok(Workbench { device, backend: Box::new(cpu), isa, ceilings, threads: Some(threads) });
         }

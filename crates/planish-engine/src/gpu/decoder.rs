@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use planish_device::{Init, Sequence, Slice, Token};
+use planish_device::{Init, Launch, Sequence, Slice, Token};
 use planish_kernels::gpu::decode::model::{Memory, Model, RING, STEP_WORDS};
+use planish_kernels::gpu::decode::stamped::Stamped;
 use planish_kernels::gpu::decode::{self, Draw};
 use planish_kernels::gpu::sample;
 use planish_kernels::op::{Attrs, Machine, OpCall, Shape};
@@ -333,6 +334,50 @@ impl<'a> GpuDecoder<'a> {
             }
         }
         Ok(drawn)
+    }
+
+    /// The launches of a step as path `launches` has them, the draw of the likeliest token behind them; `weights` are those
+    /// that the decoder was built with.
+    pub fn phases(&self, weights: &Weights) -> Result<Vec<Launch>> {
+        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen.config);
+        let config = config.clone().with(PATH, Route::Launches.name());
+        let launches = decode::step((&model, &weights.at), &self.memory, &Draw::Greedy, &config, &self.machine);
+        launches.map_err(|r| Error::request(format!("a step with {config}: {r}")))
+    }
+
+    /// The step whose grids leave times, and where they leave them; none on a path without grids.
+    pub fn stamped(&self, weights: &Weights) -> Result<Option<(Stamped, Slice)>> {
+        if !matches!(self.route, Route::Token | Route::Layer) {
+            return Ok(None);
+        }
+        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen.config);
+        let refused = |r| Error::request(format!("a stamped step with {config}: {r}"));
+        let bytes = Stamped::ticks_bytes(&model, config).map_err(refused)?;
+        let ticks = self.machine.backend.alloc(bytes, Init::Zero)?.all();
+        let stamped = Stamped::new((&model, &weights.at), &self.memory, &ticks, config, &self.machine);
+        Ok(Some((stamped.map_err(refused)?, ticks)))
+    }
+
+    /// Records launches as the path in use is recorded.
+    pub fn record(&self, launches: &[Launch]) -> Result<Sequence> {
+        let backend = self.machine.backend;
+        Ok(if self.route == Route::Graph { backend.record_graph(launches)? } else { backend.record(launches)? })
+    }
+
+    /// The step that draws the likeliest token.
+    pub fn likeliest(&self) -> &Sequence {
+        &self.steps.likeliest
+    }
+
+    /// What it runs on.
+    pub fn machine(&self) -> Machine<'a> {
+        self.machine
+    }
+
+    /// Says that the next step feeds `id` at the decoder's position; waits for all steps before.
+    pub fn at(&mut self, id: u32) -> Result<()> {
+        self.admit(&[id])?;
+        self.begin(id)
     }
 
     fn step(&self, by: &By) -> Result<&Sequence> {

@@ -293,7 +293,7 @@ mod tests {
     use crate::weights::Weights;
 
     fn preset(arch: &'static str, tied: bool) -> Preset {
-        let like = super::super::PRESETS[2];
+        let like = *crate::shapes::preset("llama-3.1-8b").expect("a preset");
         let sizes =
             Preset { hidden: 256, layers: 9, heads: 4, kv_heads: 2, ffn: 768, vocab: 600, context: 128, ..like };
         Preset { name: "small", arch, tied, ..sizes }
@@ -360,5 +360,8 @@ mod tests {
         assert!((4.90..4.95).contains(&gb("llama-3.1-8b", Mix::Q4_K_M)), "{}", gb("llama-3.1-8b", Mix::Q4_K_M));
         assert!((0.52..0.54).contains(&gb("qwen2.5-0.5b", Mix::Q8_0)), "{}", gb("qwen2.5-0.5b", Mix::Q8_0));
         assert!((0.09..0.1).contains(&gb("smollm2-135m", Mix::Q4_1)), "{}", gb("smollm2-135m", Mix::Q4_1));
+        // Sizes for a fit: a row of steps of a third or more, from 20 to 400 MB.
+        let row = ["384", "512", "768", "1024", "1280", "1536"].map(|n| gb(&format!("ladder-{n}"), Mix::Q8_0));
+        assert!(row[0] > 0.02 && row[5] < 0.4 && row.windows(2).all(|w| w[1] > 1.33 * w[0]), "{row:?}");
     }
 }

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use planish_device::cpu::bandwidth::{self, Bandwidth};
+use planish_device::cpu::bandwidth::Bandwidth;
 use planish_device::system;
 use planish_engine::decoder::Decoder;
+use planish_engine::explain::token;
+use planish_engine::probes;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -144,7 +146,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     // The probe's buffer is larger than many a model, so the peak is read before it.
     let peak_rss_bytes = system::peak_rss_bytes();
     let load_average_after = system::load_average();
-    let read = bandwidth::read_gb_s(&session.cpu, session.cpu.threads(), BANDWIDTH_BUDGET)?;
+    let read = probes::cpu::read(&session.cpu, session.cpu.threads(), BANDWIDTH_BUDGET)?;
     spinner.finish_and_clear();
     let bytes_per_token = session.model.weights.bytes_per_token;
     let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
@@ -210,11 +212,6 @@ fn needed(args: &BenchArgs, context: usize, model: usize) -> Result<usize> {
     }
     let larger = if context < model { format!(" with --context {model}") } else { String::new() };
     refused.hint(format!("use {} or less{larger}", fits.join(" and ")))
-}
-
-/// A token that differs from its neighbours, so that the embedding is read all over.
-fn token(i: usize, vocab: usize) -> u32 {
-    ((i * 7919 + 11) % vocab) as u32
 }
 
 /// Prefill and decode in turns after one unmeasured turn of each, so that drift of the machine meets both alike.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use planish_device::cpu::bandwidth::{self, Bandwidth};
+use planish_device::cpu::bandwidth::Bandwidth;
 use planish_device::cpu::topology::Topology;
 use planish_device::{Backend, Cpu, Identity, Limits, system};
 use planish_engine::probes::{self, Ceilings, Effort};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::cpu::peak::{self, Peak};
+use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::Machine;
 use serde::Serialize;
 
@@ -162,9 +162,9 @@ fn on_cpu(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
     let threads = cpu.threads();
     let machine = Machine { backend: &cpu, isa: Isa::detect() };
     let spinner = ui.spinner("measuring memory and launches");
-    let read_gb_s = bandwidth::read_gb_s(&cpu, threads, part)?;
+    let read_gb_s = probes::cpu::read(&cpu, threads, part)?;
     interrupt::check()?;
-    let read_gb_s_1_thread = bandwidth::read_gb_s(&cpu, 1, part)?;
+    let read_gb_s_1_thread = probes::cpu::read(&cpu, 1, part)?;
     interrupt::check()?;
     let info = Info {
         topology: cpu.topology(),
@@ -172,12 +172,12 @@ fn on_cpu(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
         tier: tier(read_gb_s.median),
         read_gb_s,
         read_gb_s_1_thread,
-        copy_gb_s: bandwidth::copy_gb_s(&cpu, threads, part)?,
+        copy_gb_s: probes::cpu::copy(&cpu, threads, part)?,
         isa: machine.isa.name(),
-        peak: peak::measure(&machine, threads, part)?,
-        peak_1_thread: peak::measure(&machine, 1, part)?,
-        launch_ns: bandwidth::barrier_ns(&cpu, threads, part)?,
-        submission_ns: bandwidth::null_ns(&cpu, part)?,
+        peak: probes::cpu::arithmetic(&machine, threads, part)?,
+        peak_1_thread: probes::cpu::arithmetic(&machine, 1, part)?,
+        launch_ns: probes::cpu::barrier_of(&cpu, threads, part)?.round_ns,
+        submission_ns: probes::cpu::launch(&cpu, part)?.submission_ns,
         governor: system::governor(),
         load_average: system::load_average(),
         home: Home::from_env().ok().map(|h| h.to_string()),

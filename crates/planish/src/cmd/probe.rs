@@ -1,14 +1,13 @@
-//! `planish probe`: the ceilings of a machine, one by one: launches, grid barriers, bandwidth, the matrix unit.
+//! `planish probe`: the ceilings of a machine, one by one: launches, barriers, bandwidth, arithmetic.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use planish_device::cpu::bandwidth;
+use planish_device::cpu::bandwidth::Bandwidth;
 use planish_device::{Backend, Cpu};
 use planish_engine::probes::{self, BarrierCost, Effort, LaunchCost, MatrixRate, Rate};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::cpu::peak;
 use planish_kernels::op::Machine;
 use serde_json::{Map, Value, json, to_value};
 
@@ -17,13 +16,13 @@ use crate::device::{self, Device};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report};
 
-/// Measure one ceiling of a machine, or all: cost of launches and grid barriers, bandwidth, matrix unit
+/// Measure one ceiling of a machine, or all: cost of launches and barriers, bandwidth, arithmetic
 #[derive(Args)]
 pub struct ProbeArgs {
     /// What to measure; everything by default
     what: Vec<What>,
     /// The machine
-    #[arg(long, value_name = "DEVICE", default_value = "cuda")]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
     #[command(flatten)]
     threads: Threads,
@@ -32,9 +31,9 @@ pub struct ProbeArgs {
 /// A probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// A launch that does nothing, by stream and as a node of a graph
+    /// A launch that does nothing, by stream and as a node of a graph; a wake of a processor's threads
     Launch,
-    /// A round of a barrier over a grid
+    /// A round of a barrier over a grid, or over threads
     Barrier,
     /// Reading memory
     Read,
@@ -108,7 +107,7 @@ fn on_gpu(what: What, machine: &Machine<'_>, effort: &Effort) -> Result<(Value, 
 
 fn on_cpu(what: What, cpu: &Cpu) -> Result<(Value, String)> {
     let threads = cpu.threads();
-    let rate = |name: &str, b: bandwidth::Bandwidth| {
+    let rate = |name: &str, b: Bandwidth| {
         Ok((
             to_value(&b)?,
             format!("{name}  {:.1} GB/s median, {:.1} best of {} passes\n", b.median, b.best, b.samples),
@@ -116,18 +115,24 @@ fn on_cpu(what: What, cpu: &Cpu) -> Result<(Value, String)> {
     };
     match what {
         What::Launch => {
-            let ns = bandwidth::null_ns(cpu, CPU_TIME)?;
-            Ok((json!({ "submission_ns": ns }), format!("launch  {} a submission\n", report::time(ns))))
+            let cost = probes::cpu::launch(cpu, CPU_TIME)?;
+            let [empty, spinning, sleeping] =
+                [cost.submission_ns, cost.spinning_ns, cost.sleeping_ns].map(report::time);
+            let text = format!(
+                "launch  {empty} a submission; {threads} threads work after {spinning} when they spin, after {sleeping} \
+                 when they sleep\n"
+            );
+            Ok((to_value(cost)?, text))
         }
         What::Barrier => {
-            let ns = bandwidth::barrier_ns(cpu, threads, CPU_TIME)?;
-            let text = format!("barrier  {} between launches of {threads} threads\n", report::time(ns));
-            Ok((json!({ "threads": threads, "round_ns": ns }), text))
+            let costs = probes::cpu::barrier(cpu, CPU_TIME)?;
+            let rows: Vec<_> = costs.iter().map(|c| [c.threads.to_string(), report::time(c.round_ns)]).collect();
+            Ok((to_value(&costs)?, report::table(["threads", "a barrier"], &rows)))
         }
-        What::Read => rate("read", bandwidth::read_gb_s(cpu, threads, CPU_TIME)?),
-        What::Copy => rate("copy", bandwidth::copy_gb_s(cpu, threads, CPU_TIME)?),
+        What::Read => rate("read", probes::cpu::read(cpu, threads, CPU_TIME)?),
+        What::Copy => rate("copy", probes::cpu::copy(cpu, threads, CPU_TIME)?),
         What::Matrix => {
-            let p = peak::measure(&Machine { backend: cpu, isa: Isa::detect() }, threads, CPU_TIME)?;
+            let p = probes::cpu::arithmetic(&Machine { backend: cpu, isa: Isa::detect() }, threads, CPU_TIME)?;
             let text = format!("arithmetic  {:.0} GFLOP/s in f32, {:.0} GOP/s in int8\n", p.f32_gflop_s, p.int8_gop_s);
             Ok((to_value(p)?, text))
         }

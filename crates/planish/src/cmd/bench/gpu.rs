@@ -4,12 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use planish_device::system;
+use planish_engine::explain::token;
 use planish_engine::generate::Flow;
 use planish_engine::gpu::{By, GpuDecoder, Options, Route};
+use planish_engine::probes::{self, Effort};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{BenchArgs, Speed, json, needed, speed, speed_text, token};
+use super::{BenchArgs, Speed, json, needed, speed, speed_text};
+use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::ui::Ui;
 use crate::{interrupt, report, runner};
@@ -84,7 +87,10 @@ fn on_path(model: &str, session: &GpuSession, options: Options, args: &BenchArgs
     spinner.finish_and_clear();
     let bytes_per_token = session.weights.bytes_per_token;
     let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
-    let read_gb_s = session.backend.limits().read_gb_s;
+    // The host executor has no ceilings.
+    let machine = session.machine();
+    let ceiling = || probes::read(&machine, &Effort::on(session.backend.limits())).map(|r| r.median_gb_s);
+    let read_gb_s = (session.device != Device::Host).then(ceiling).transpose()?;
     let spent = decoder.spent();
     let of = |time: Duration| (spent.steps > 0).then(|| time.as_secs_f64() * 1e6 / f64::from(spent.steps));
     let (submit_us, wait_us) = (of(spent.submitting), of(spent.waiting));

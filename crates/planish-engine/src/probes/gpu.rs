@@ -10,6 +10,7 @@ use planish_kernels::op::{Attrs, Dtype, Machine, OpCall, Shape};
 use planish_tune::Config;
 use serde::Serialize;
 
+use super::Roof;
 use crate::error::{Error, Result};
 
 /// How much a probe does.
@@ -163,33 +164,35 @@ fn submit_ns(machine: &Machine<'_>, sequence: &Sequence, samples: usize) -> Resu
 
 /// Cost of a launch by stream and as a node of a graph, for grids of one group, of one a processor, and of 1024.
 pub fn launch(machine: &Machine<'_>, effort: &Effort) -> Result<Vec<LaunchCost>> {
-    const THREADS: i64 = 32;
-    let y = machine.backend.alloc(4, Init::Zero)?.all();
-    let mut costs = Vec::new();
     let mut sizes = vec![1, processors(machine), 1024];
     sizes.dedup();
-    for groups in sizes {
-        let shape = Shape::new().with("groups", groups as i64);
-        let config = Config::new().with("THREADS", THREADS);
-        let one = steps(machine, "null", &shape, &config, std::slice::from_ref(&y))?;
-        let chain: Vec<Launch> = one.iter().cycle().take(effort.launches * one.len()).cloned().collect();
-        let (stream, graph) = (machine.backend.record(&chain)?, machine.backend.record_graph(&chain)?);
-        let each = |ns: f64| ns / chain.len() as f64;
-        costs.push(LaunchCost {
-            groups,
-            threads: THREADS as usize,
-            stream_ns: each(median(times(machine, &stream, effort.samples)?)),
-            graph_ns: each(median(times(machine, &graph, effort.samples)?)),
-            stream_submit_ns: each(submit_ns(machine, &stream, effort.samples)?),
-            graph_submit_ns: each(submit_ns(machine, &graph, effort.samples)?),
-        });
-    }
+    sizes.into_iter().map(|groups| launch_of(machine, effort, groups)).collect()
+}
+
+/// The same for one size of the grid.
+pub fn launch_of(machine: &Machine<'_>, effort: &Effort, groups: usize) -> Result<LaunchCost> {
+    const THREADS: i64 = 32;
+    let y = machine.backend.alloc(4, Init::Zero)?.all();
+    let shape = Shape::new().with("groups", groups as i64);
+    let config = Config::new().with("THREADS", THREADS);
+    let one = steps(machine, "null", &shape, &config, std::slice::from_ref(&y))?;
+    let chain: Vec<Launch> = one.iter().cycle().take(effort.launches * one.len()).cloned().collect();
+    let (stream, graph) = (machine.backend.record(&chain)?, machine.backend.record_graph(&chain)?);
+    let each = |ns: f64| ns / chain.len() as f64;
+    let cost = LaunchCost {
+        groups,
+        threads: THREADS as usize,
+        stream_ns: each(median(times(machine, &stream, effort.samples)?)),
+        graph_ns: each(median(times(machine, &graph, effort.samples)?)),
+        stream_submit_ns: each(submit_ns(machine, &stream, effort.samples)?),
+        graph_submit_ns: each(submit_ns(machine, &graph, effort.samples)?),
+    };
     let mut word = [0; 4];
     machine.backend.read(&y, &mut word)?;
     if word == [0; 4] {
         return Err(Error::request("the launch probe ran nothing: its word was not written"));
     }
-    Ok(costs)
+    Ok(cost)
 }
 
 /// Cost of a round of a grid barrier by groups and threads; grids that cannot be resident are left out.
@@ -199,31 +202,36 @@ pub fn barrier(machine: &Machine<'_>, effort: &Effort) -> Result<Vec<BarrierCost
         vec![(1, 256), (p.min(16), 256), (p / 2, 256), (p, 32), (p, 256), (p, 512), (p, 1024), (2 * p, 256)];
     sizes.retain(|(groups, _)| *groups > 0);
     sizes.dedup();
-    let mut costs = Vec::new();
-    for (groups, threads) in sizes {
-        let shape = Shape::new().with("groups", groups as i64).with("rounds", effort.rounds as i64);
-        let config = Config::new().with("THREADS", threads);
-        let memory = |words: usize| machine.backend.alloc(4 * words, Init::Zero).map(|b| b.all());
-        let args = [memory(1)?, memory(2 * groups)?, memory(groups)?];
-        let launches = steps(machine, "barrier", &shape, &config, &args)?;
-        let grid = launches.last().ok_or_else(|| Error::request("the barrier probe launches nothing"))?;
-        let fit = machine.backend.resident(&grid.program, grid.threads, grid.scratch_bytes);
-        if fit.is_some_and(|each| groups > each as usize * p) {
-            continue;
-        }
-        let sequence = machine.backend.record_graph(&launches)?;
-        let round_ns = median(times(machine, &sequence, effort.samples)?) / effort.rounds as f64;
-        let mut values = vec![0; 4 * groups];
-        machine.backend.read(&args[2], &mut values)?;
-        let (last, want) = (&values[4 * (groups - 1)..], rounds_of(groups, effort.rounds));
-        if last != want.to_le_bytes() {
-            return Err(Error::request(format!(
-                "a barrier of {groups} groups of {threads} threads let one pass early"
-            )));
-        }
-        costs.push(BarrierCost { groups, threads: threads as usize, round_ns });
+    let costs = sizes.into_iter().map(|(groups, threads)| barrier_of(machine, effort, groups, threads));
+    costs.filter_map(Result::transpose).collect()
+}
+
+/// Cost of a round of a barrier of `groups` groups of `threads` threads; none where they cannot be resident.
+pub fn barrier_of(
+    machine: &Machine<'_>,
+    effort: &Effort,
+    groups: usize,
+    threads: usize,
+) -> Result<Option<BarrierCost>> {
+    let shape = Shape::new().with("groups", groups as i64).with("rounds", effort.rounds as i64);
+    let config = Config::new().with("THREADS", threads as i64);
+    let memory = |words: usize| machine.backend.alloc(4 * words, Init::Zero).map(|b| b.all());
+    let args = [memory(1)?, memory(2 * groups)?, memory(groups)?];
+    let launches = steps(machine, "barrier", &shape, &config, &args)?;
+    let grid = launches.last().ok_or_else(|| Error::request("the barrier probe launches nothing"))?;
+    let fit = machine.backend.resident(&grid.program, grid.threads, grid.scratch_bytes);
+    if fit.is_some_and(|each| groups > each as usize * processors(machine)) {
+        return Ok(None);
     }
-    Ok(costs)
+    let sequence = machine.backend.record_graph(&launches)?;
+    let round_ns = median(times(machine, &sequence, effort.samples)?) / effort.rounds as f64;
+    let mut values = vec![0; 4 * groups];
+    machine.backend.read(&args[2], &mut values)?;
+    let (last, want) = (&values[4 * (groups - 1)..], rounds_of(groups, effort.rounds));
+    if last != want.to_le_bytes() {
+        return Err(Error::request(format!("a barrier of {groups} groups of {threads} threads let one pass early")));
+    }
+    Ok(Some(BarrierCost { groups, threads, round_ns }))
 }
 
 /// What the last of `groups` groups holds after `rounds` rounds in which each takes its neighbour's word in.
@@ -295,7 +303,12 @@ const BYTE: u8 = 0x5a;
 
 /// Bandwidth of reading alone.
 pub fn read(machine: &Machine<'_>, effort: &Effort) -> Result<Rate> {
-    let chunks = (effort.bytes / CHUNK_BYTES).max(1);
+    read_of(machine, effort, effort.bytes)
+}
+
+/// Bandwidth of reading the same `bytes` bytes again and again: caches may hold some of them.
+pub fn read_of(machine: &Machine<'_>, effort: &Effort, bytes: usize) -> Result<Rate> {
+    let chunks = (bytes / CHUNK_BYTES).max(1);
     let x = machine.backend.alloc(chunks * CHUNK_BYTES, Init::Fill(BYTE))?.all();
     let y = machine.backend.alloc(4 * chunks, Init::Zero)?.all();
     let shape = Shape::new().with("words", (x.len / 4) as i64);
@@ -338,4 +351,37 @@ pub fn matrix(machine: &Machine<'_>, effort: &Effort) -> Result<Vec<MatrixRate>>
         });
     }
     Ok(rates)
+}
+
+/// How a GPU is handed a token, for the ceilings that depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// As nodes of a graph, not one launch after the other.
+    pub graph: bool,
+    /// Groups of the grid.
+    pub groups: usize,
+    /// Threads of a group.
+    pub threads: usize,
+}
+
+/// The ceilings of a token that reads `token_bytes` bytes and is handed over as `handed`.
+///
+/// What memory gives beyond its caches is measured over the larger of both.
+pub fn roof(machine: &Machine<'_>, effort: &Effort, token_bytes: u64, handed: Handed) -> Result<Roof> {
+    let launch = launch_of(machine, effort, handed.groups)?;
+    let matrix = matrix(machine, effort)?.iter().map(|m| 1e3 * m.median_tflop_s).fold(0.0, f64::max);
+    let limits = machine.backend.limits();
+    let token = (token_bytes as usize).clamp(CHUNK_BYTES, effort.bytes);
+    Ok(Roof {
+        memory_gb_s: read(machine, effort)?.median_gb_s,
+        token_gb_s: Some(read_of(machine, effort, token)?.median_gb_s),
+        token_bytes: token as u64,
+        copy_gb_s: Some(copy(machine, effort)?.median_gb_s),
+        f32_gflop_s: None,
+        int8_gop_s: None,
+        matrix_gflop_s: Some(matrix),
+        launch_ns: Some(if handed.graph { launch.graph_ns } else { launch.stream_ns }),
+        barrier_ns: barrier_of(machine, effort, handed.groups, handed.threads)?.map(|b| b.round_ns),
+        cache_bytes: limits.llc_bytes,
+    })
 }
