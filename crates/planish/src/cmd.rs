@@ -6,6 +6,7 @@ pub mod chat;
 pub mod compile;
 pub mod completions;
 pub mod dev;
+pub mod explain;
 pub mod info;
 pub mod input;
 pub mod probe;

@@ -248,3 +248,86 @@ fn every_path_is_verified_against_f64_and_the_others() {
     }
     assert!(verify("llama-q4_0", &["--path", "layer"], 1).contains("FAIL"));
 }
+
+#[test]
+fn explain_attributes_a_token_and_shows_its_evidence_again() {
+    let folder = TempDir::new().unwrap();
+    let page = folder.path().join("token.html");
+    let model = model("llama-q4_0");
+    let flags = ["--context", "64", "--tokens", "8", "--rounds", "6", "--html", page.to_str().unwrap()];
+    let report = check_json(&[&["explain", &model, "--json"], &flags[..]].concat());
+    let rows = report["rows"].as_array().unwrap();
+    assert!(rows.iter().any(|r| r["name"] == "gate+up") && rows.len() == 13, "{report}");
+    for row in rows {
+        assert!(row["time_ns"]["median"].as_f64().is_some_and(|ns| ns > 0.0), "{row}");
+    }
+    assert!(report["attributed_fraction"].as_f64().is_some_and(|f| f > 0.1), "{report}");
+    assert!(report["unattributed_ns"]["hi"].as_f64() >= report["unattributed_ns"]["lo"].as_f64());
+    assert!(report["verdict"]["sentence"].as_str().is_some_and(|s| s.contains("-bound: ")), "{report}");
+    assert_eq!((report["digest"].as_str().map(str::len), report["kind"].as_str()), (Some(64), Some("token")));
+    assert!(report["identity"]["silicon"].is_object() && report["position"] == 32, "{report}");
+    // Without the machine: the page again, byte for byte, and the same text.
+    let evidence = page.with_extension("json");
+    let again = folder.path().join("again.html");
+    let from = ["explain", "--from", evidence.to_str().unwrap()];
+    let text = check(&[&from[..], &["--html", again.to_str().unwrap()]].concat(), "", 0).0;
+    for part in ["gate+up", "attributed", "digest", "barriers", "position"] {
+        assert!(text.contains(part), "no {part} in:\n{text}");
+    }
+    for extension in ["html", "json", "tsv"] {
+        let read = |path: &Path| fs::read_to_string(path.with_extension(extension)).unwrap();
+        assert!(read(&page) == read(&again), "{extension} differs");
+    }
+    let raw = folder.path().join("raw.json");
+    fs::write(&raw, report.to_string()).unwrap();
+    let own = check(&["explain", "--from", raw.to_str().unwrap()], "", 0).0;
+    assert_eq!(own.lines().last(), text.lines().last());
+}
+
+#[test]
+fn explain_refuses_what_it_cannot_answer() {
+    let (one, f32) = (model("llama-q4_0"), model("llama-f32"));
+    let folder = TempDir::new().unwrap();
+    let other = folder.path().join("other.json");
+    fs::write(&other, "{\"planish\": \"tuning\", \"version\": 1, \"data\": {}}").unwrap();
+    check_refused(&["explain", &one, &one], &["2 models without --fit", "hint: "]);
+    check_refused(&["explain", "--fit", &one, &one, &one], &["3 models", "at least 4", "hint: "]);
+    check_refused(&["explain", "--fit", &one, &one, &one, &f32], &["more than one class", "f32", "hint: "]);
+    check_refused(&["explain", "--fit", &one, &one, &one, &one, "--rounds", "6"], &["models of one size", "hint: "]);
+    check_refused(&["explain", &one, "--context", "64", "--position", "64"], &["position 64", "hint: "]);
+    check_refused(&["explain", &one, "--path", "token"], &["--path", "hint: "]);
+    check_refused(&["explain", &one, "--html", "page.txt"], &["page.txt", "hint: "]);
+    check_refused(&["explain", "--from", "missing.json"], &["missing.json", "hint: "]);
+    check_refused(&["explain", "--from", other.to_str().unwrap()], &["evidence of tuning", "hint: "]);
+    check_refused(&["explain", "--from", &one], &["no evidence", "hint: "]);
+}
+
+#[test]
+fn explain_fits_time_to_bytes_over_models_of_one_class() {
+    let folder = TempDir::new().unwrap();
+    let page = folder.path().join("fit.html");
+    let names = ["llama-q4_0", "llama-q4_1", "llama-q5_0", "llama-q8_0"].map(model);
+    let flags = ["--position", "4", "--context", "16", "--rounds", "6", "--html", page.to_str().unwrap()];
+    let models: Vec<&str> = names.iter().map(String::as_str).collect();
+    let report = check_json(&[&["explain", "--json", "--fit"], &models[..], &flags[..]].concat());
+    let points = report["fit"]["line"]["points"].as_array().unwrap();
+    let leverages: f64 = points.iter().map(|p| p["leverage"].as_f64().unwrap()).sum();
+    assert!(points.len() == 4 && (leverages - 2.0).abs() < 1e-9, "{report}");
+    assert_eq!(report["fit"]["intercept_us_interval"].as_array().map(Vec::len), Some(2));
+    assert!(!report["fit"]["cautions"].as_array().unwrap().is_empty(), "types differ: {report}");
+    let text = check(&["explain", "--from", page.with_extension("json").to_str().unwrap()], "", 0).0;
+    assert!(text.contains("leverage") && text.contains("caution"), "{text}");
+}
+
+#[test]
+fn probes_of_the_processor_are_the_default_and_complete() {
+    let report = check_json(&["probe", "--json", "--threads", "2"]);
+    for name in ["submission_ns", "spinning_ns", "sleeping_ns"] {
+        assert!(report["launch"][name].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
+    }
+    let widths: Vec<_> = report["barrier"].as_array().unwrap().iter().map(|b| b["threads"].as_u64()).collect();
+    assert_eq!(widths, [Some(1), Some(2)]);
+    for (probe, field) in [("read", "median"), ("copy", "median"), ("matrix", "int8_gop_s")] {
+        assert!(report[probe][field].as_f64().is_some_and(|rate| rate > 0.0), "{report}");
+    }
+}

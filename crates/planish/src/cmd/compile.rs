@@ -118,7 +118,9 @@ fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String,
         let options = Options { route: Some(route), sampled: true, ..options };
         let decoder = GpuDecoder::new(machine, &file.hyper, &weights, options, &choose)
             .hint("--path leaves out the paths that the default configuration cannot take")?;
-        let launches = decoder.sequences().filter_map(recorder::launches).flatten();
+        // What `explain` runs instead, to see inside of grids.
+        let stamped = decoder.stamped(&weights)?.map(|(stamped, _)| stamped.launches).unwrap_or_default();
+        let launches = decoder.sequences().filter_map(recorder::launches).flatten().chain(&stamped);
         for source in launches.filter_map(|l| recorder::source(&l.program)) {
             let Source::Text { text, constants, threads, .. } = source else { continue };
             let key = format!("{threads} {constants:?} {text}");
