@@ -53,6 +53,12 @@ impl Identities {
         }
     }
 
+    /// The same as if the machine had this silicon, for questions about other machines.
+    #[must_use]
+    pub fn as_device(self, silicon: Arc<Silicon>) -> Self {
+        Identities { silicon, ..self }
+    }
+
     /// `config` as the frozen choice of `key`.
     pub fn locked(&self, key: Key, config: &Config) -> Locked {
         Locked { key, config: config.clone(), kernel: self.kernel.clone(), silicon: self.silicon.hash16() }
@@ -115,6 +121,7 @@ impl StoreChoices<'_> {
         })?;
         Ok(match origin {
             Origin::Stored(Tier::Exact) => Some(Chosen { config, tier: "tuned" }),
+            Origin::Nearby(_) => Some(Chosen { config, tier: "nearby" }),
             Origin::Replayed(_) => Some(Chosen { config, tier: "locked" }),
             Origin::Pinned => Some(Chosen { config, tier: "pinned" }),
             // A prior was right and fast somewhere else; until tuning confirms it here, the default runs.
@@ -131,4 +138,66 @@ fn values(space: &Space) -> String {
         format!("{} of {}", p.name, values.join(" "))
     };
     space.params.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use planish_device::{Cpu, CpuOptions};
+    use planish_kernels::cpu::isa::Isa;
+    use planish_kernels::ops;
+
+    use super::*;
+
+    /// Whatever a launch depends on is in its key or in its identity: each change shows.
+    #[test]
+    fn nothing_that_decides_a_launch_is_missing_from_key_and_identity() {
+        let cpu = |n| Cpu::new(CpuOptions { threads: Some(n) }).expect("a CPU");
+        let (one, two) = (cpu(1), cpu(2));
+        let machine = |cpu, isa| Machine { backend: cpu, isa };
+        let policy = Policy::default();
+        let base = Identities::new(&machine(&one, Isa::Portable), &policy);
+        for op in ops::OPS {
+            let shape = sample(op);
+            let space = (op.space)(&shape, &machine(&one, Isa::Portable));
+            let here = base.of(&space);
+            assert_eq!(base.of(&space.clone()), here);
+            let mut seen = vec![(key(op, &shape).expect("a key"), here)];
+            let mut differs = |what: &str, key: Key, identity: Identity| {
+                assert!(seen.iter().all(|s| *s != (key.clone(), identity.clone())), "{} {what}", op.name);
+                seen.push((key, identity));
+            };
+            let at = || key(op, &shape).expect("a key");
+            for part in shape.to_string().split(',') {
+                let (name, value) = part.split_once('=').expect("a field");
+                let other = match value.parse::<i64>() {
+                    Ok(n) => shape.clone().with(name, n + 1),
+                    Err(_) => shape.clone().with(name, "other"),
+                };
+                differs(name, key(op, &other).expect("a key"), base.of(&space));
+            }
+            differs("instruction set", at(), Identities::new(&machine(&one, Isa::Avx2), &policy).of(&space));
+            if !space.params.is_empty() {
+                // Every space with something to choose says how many threads there are.
+                differs("threads", at(), base.of(&(op.space)(&shape, &machine(&two, Isa::Portable))));
+            }
+            let looser = Policy { margin: 0.5, ..Policy::default() };
+            differs("policy", at(), Identities::new(&machine(&one, Isa::Portable), &looser).of(&space));
+            let mut other = space.clone();
+            other.default = other.default.with("NEW", 1);
+            differs("default", at(), base.of(&other));
+        }
+    }
+
+    /// Some shape of the op, out of those that its own tests use.
+    fn sample(op: &Op) -> Shape {
+        let texts = [
+            "act=int8,batch=1,cols=64,rows=32,type=q4_0",
+            "act=int8,batch=8,cols=64,rows=32,type=q4_0",
+            "batch=2,cols=64",
+            "batch=2,cols=64,forms=f32",
+        ];
+        let fits = |shape: &Shape| (op.check)(shape).is_ok();
+        let mut shapes = texts.iter().map(|t| t.parse::<Shape>().expect("a shape"));
+        shapes.find(fits).unwrap_or_else(|| "batch=2,context=32".parse().expect("a shape"))
+    }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Error;
 use super::frame;
 use super::pins::Pins;
-use super::record::{Identity, Key, clip};
+use super::record::{Identity, Key, State, clip};
 use super::snapshot::{Lookup, Snapshot, Tier};
 use super::transfer::{publish_unless_emptying, read_bounded, sha256_hex};
 use crate::config::Config;
@@ -160,6 +160,8 @@ pub enum Mode {
 pub enum Origin {
     /// The store's answer, exact or prior.
     Stored(Tier),
+    /// The store's answer for this key, the nearest in the same bucket.
+    Nearby(Key),
     /// The lock file; the fields of the running identity that it was not measured on.
     Replayed(Vec<&'static str>),
     /// Tuning is off, or the store has nothing to use (its reason).
@@ -213,11 +215,21 @@ impl Mode {
                 differs.extend((locked.kernel != identity.kernel).then_some("kernel"));
                 Ok((locked.config.clone(), Origin::Replayed(differs)))
             }
-            Mode::Stored | Mode::Pin(_) => Ok(match snapshot.lookup_legal(key, identity, legal) {
-                Lookup { tier: Tier::Miss { why }, .. } => (default.clone(), Origin::Default(Some(why))),
-                Lookup { tier, record: Some(choice) } => (choice.config.clone(), Origin::Stored(tier)),
-                Lookup { record: None, .. } => unreachable!("a lookup that is no miss has a record"),
-            }),
+            Mode::Stored | Mode::Pin(_) => {
+                let found = snapshot.lookup_legal(key, identity, legal);
+                if found.tier != Tier::Exact
+                    && let Some(near) = snapshot.nearby(key, identity, legal)
+                {
+                    // Where the neighbour kept its default, this key keeps its own.
+                    let config = if near.state == State::Tuned { &near.config } else { default };
+                    return Ok((config.clone(), Origin::Nearby(near.key.clone())));
+                }
+                Ok(match found {
+                    Lookup { tier: Tier::Miss { why }, .. } => (default.clone(), Origin::Default(Some(why))),
+                    Lookup { tier, record: Some(choice) } => (choice.config.clone(), Origin::Stored(tier)),
+                    Lookup { record: None, .. } => unreachable!("a lookup that is no miss has a record"),
+                })
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! among records of one key is a total order. Nothing here can fail a launch: damage costs the damaged record and a
 //! warning, and a directory that cannot be written leaves the store working from memory.
 
+mod bucket;
 mod compact;
 mod error;
 mod frame;
@@ -12,11 +13,13 @@ mod inspect;
 mod lock;
 mod open;
 mod pins;
+mod ranks;
 mod record;
 mod shard;
 mod snapshot;
 mod transfer;
 
+pub use bucket::BUCKET_DIMS;
 pub use compact::{Apply, Compacted, Prune, Pruned, compact, prune};
 pub use error::{Error, Warning};
 pub use frame::Kind;
@@ -24,6 +27,7 @@ pub use inspect::{Considered, Explained, Listed, Shown, Verified, list, show, ve
 pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question};
 pub use open::{Layers, Saved, Store};
 pub use pins::{Pin, Pins};
+pub use ranks::{Agreement, Unlike, agree};
 pub use record::{Change, Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
 pub use transfer::{

@@ -102,6 +102,8 @@ pub struct Lookup<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     by_key: HashMap<Key, Vec<Arc<Entry>>>,
+    /// The keys of each bucket.
+    by_bucket: HashMap<Key, Vec<Key>>,
     sums: HashSet<(Layer, u128)>,
     silicon: HashSet<Shared>,
 }
@@ -171,7 +173,13 @@ impl Snapshot {
             }
         }
         let entry = Arc::new(Entry { layer, sum, choice });
-        self.by_key.entry(entry.choice.key.clone()).or_default().push(entry);
+        let held = self.by_key.entry(entry.choice.key.clone()).or_default();
+        if held.is_empty()
+            && let Some(bucket) = entry.choice.key.bucket()
+        {
+            self.by_bucket.entry(bucket).or_default().push(entry.choice.key.clone());
+        }
+        held.push(entry);
         true
     }
 
@@ -220,6 +228,29 @@ impl Snapshot {
             Some(e) => Lookup { tier: tier(e, identity), record: Some(&e.choice) },
             None => miss(Why::Illegal { config: best.choice.config.clone(), verdict }),
         }
+    }
+
+    /// The record of the nearest shape in the bucket of `key` that was measured here, under an identity that differs in
+    /// nothing but the candidates of its own shape; its config is legal for `key`, by `legal`.
+    ///
+    /// `None` outside the edges of all buckets, and where nothing of the bucket was tuned.
+    pub fn nearby(
+        &self,
+        key: &Key,
+        identity: &Identity,
+        legal: &dyn Fn(&Config) -> Result<(), String>,
+    ) -> Option<&Choice> {
+        let mut others: Vec<&Key> = self.by_bucket.get(&key.bucket()?)?.iter().filter(|k| *k != key).collect();
+        others.sort_by(|a, b| key.distance(a).cmp(&key.distance(b)));
+        others.into_iter().find_map(|other| {
+            let found = self.lookup_legal(other, identity, legal);
+            let measured_here = match &found.tier {
+                Tier::Exact => true,
+                Tier::Prior { differs } => matches!(&differs[..], [only] if only == "candidates"),
+                Tier::Miss { .. } => false,
+            };
+            found.record.filter(|_| measured_here)
+        })
     }
 
     /// Every record of `key`, best first under `identity`.

@@ -1,5 +1,6 @@
 //! What the tests of the store share: records to store and a directory to store them in.
 
+mod alike;
 mod basics;
 mod hostile;
 mod processes;
