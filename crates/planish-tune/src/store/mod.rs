@@ -13,6 +13,7 @@ mod inspect;
 mod lock;
 mod open;
 mod pins;
+mod progress;
 mod ranks;
 mod record;
 mod shard;
@@ -27,8 +28,10 @@ pub use inspect::{Considered, Explained, Listed, Shown, Verified, list, show, ve
 pub use lock::{Frozen, LOCK_BYTES_MAX, Locked, Mode, Origin, Question};
 pub use open::{Layers, Saved, Store};
 pub use pins::{Pin, Pins};
+pub use progress::{Earlier, Progress};
 pub use ranks::{Agreement, Unlike, agree};
 pub use record::{Change, Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
+pub use shard::create_private_dir;
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
 pub use transfer::{
     Added, Contents, Difference, EXPORT_BYTES_MAX, EXPORT_RECORDS_MAX, Export, diff, export, import, merge,

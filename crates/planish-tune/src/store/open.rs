@@ -82,7 +82,8 @@ impl Store {
         }
         for (layer, root) in [(Layer::System, store.system.clone()), (Layer::User, store.user.clone())] {
             let Some(root) = root else { continue };
-            if let Err(e) = store.read_layer(layer, &root, &mut snapshot) {
+            let own = if layer == Layer::User { shard::check_private(&root) } else { Ok(()) };
+            if let Err(e) = own.and_then(|()| store.read_layer(layer, &root, &mut snapshot)) {
                 let e = io_error("reading the store at", &root, &e);
                 if layer == Layer::User { store.degrade(&e) } else { store.warn(Warning::new(e.to_string())) }
             }
@@ -123,10 +124,29 @@ impl Store {
     fn degrade(&mut self, error: &Error) {
         if !self.degraded {
             self.degraded = true;
-            let next = "results are kept in memory only; set PLANISH_STORE to a directory that can be written";
+            let next =
+                "results are kept in memory only; set PLANISH_STORE to a directory of your own that can be written";
             self.warn(Warning::new(format!("{error}; {next}")));
         }
         self.writers.clear();
+    }
+
+    /// Takes in what other processes have stored since; what is in memory stays.
+    pub fn refresh(&mut self) {
+        let Some(root) = self.writable_root().map(Path::to_path_buf) else { return };
+        let mut snapshot = Snapshot::clone(&self.snapshot);
+        // Damage that was told of when the store was opened is not told of again.
+        let told = (std::mem::take(&mut self.warnings), self.warnings_dropped);
+        let read = self.read_layer(Layer::User, &root, &mut snapshot);
+        (self.warnings, self.warnings_dropped) = told;
+        if read.is_ok() {
+            self.snapshot = Arc::new(snapshot);
+        }
+    }
+
+    /// The root that appends go to, unless they go to memory.
+    pub(super) fn writable_root(&self) -> Option<&Path> {
+        self.user.as_deref().filter(|_| !self.degraded)
     }
 
     /// What went wrong so far; each is told once.
@@ -237,7 +257,7 @@ impl Store {
         if shards.is_empty() {
             return None;
         }
-        let Some(root) = self.user.clone().filter(|_| !self.degraded) else { return Some(Saved::Memory) };
+        let Some(root) = self.writable_root().map(Path::to_path_buf) else { return Some(Saved::Memory) };
         for (silicon, lines) in shards {
             if let Err(e) = publish_shard(&root.join(silicon).join(kind.folder()), kind, lines) {
                 self.degrade(&e);
@@ -249,7 +269,7 @@ impl Store {
 
     /// Appends to this writer's shard, or reports that memory has to do.
     fn append_line(&mut self, silicon: &str, kind: Kind, line: &[u8]) -> Saved {
-        let Some(root) = self.user.clone().filter(|_| !self.degraded) else { return Saved::Memory };
+        let Some(root) = self.writable_root().map(Path::to_path_buf) else { return Saved::Memory };
         let dir = root.join(silicon).join(kind.folder());
         let slot = (silicon.to_owned(), kind);
         if !self.writers.contains_key(&slot) {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,8 +38,20 @@ pub(super) fn unique_stem() -> String {
 }
 
 /// Creates `dir` and its missing parents, readable by this user only.
-pub(super) fn create_private_dir(dir: &Path) -> io::Result<()> {
+pub fn create_private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Refuses a directory in which others may write: what runs here is not for them to choose.
+pub(super) fn check_private(dir: &Path) -> io::Result<()> {
+    match fs::metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(meta) if meta.is_dir() && meta.permissions().mode() & 0o022 != 0 => {
+            let mode = meta.permissions().mode() & 0o7777;
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("others may write there (mode {mode:04o})")))
+        }
+        other => other.map(drop),
+    }
 }
 
 /// Makes the entries of `dir` durable.

@@ -158,6 +158,24 @@ fn a_home_that_cannot_be_used_leaves_a_store_in_memory_with_one_warning() {
 }
 
 #[test]
+fn a_folder_in_which_others_may_write_is_not_used() {
+    for mode in [0o777, 0o1777, 0o770, 0o702] {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("shared");
+        fill(&root, [1]);
+        fs::set_permissions(&root, fs::Permissions::from_mode(mode)).unwrap();
+        let mut store = open(&root);
+        assert!(store.snapshot().is_empty(), "what others may have put there is not run");
+        assert_eq!(store.append(choice(2)).unwrap(), Saved::Memory);
+        let said = warnings(&mut store);
+        let named = format!("others may write there (mode {mode:04o})");
+        assert!(said.len() == 1 && said[0].contains(&named) && said[0].contains("PLANISH_STORE"), "{said:?}");
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(rows_in(&open(&root)), [1], "reading is for all, and nothing was lost");
+    }
+}
+
+#[test]
 fn a_full_disk_is_an_error_of_the_append() {
     let full = fs::OpenOptions::new().append(true).open("/dev/full");
     let Ok(full) = full else { return };
@@ -194,27 +212,28 @@ fn keys_are_canonical_text() {
 }
 
 #[test]
-fn one_hundred_thousand_records_are_looked_up_within_microseconds() {
+fn one_hundred_thousand_records_are_looked_up_within_a_microsecond() {
     let mut snapshot = Snapshot::default();
     for i in 0..100_000 {
         assert!(snapshot.insert(Layer::User, i, choice(i as i64)));
     }
     let (id, keys): (_, Vec<Key>) = (identity(), (0..100_000).step_by(5).map(key).collect());
-    let mut ns: Vec<u128> = keys
-        .iter()
-        .map(|k| {
+    let pass = |_| {
+        let one = |k: &Key| {
             let start = Instant::now();
             let found = std::hint::black_box(snapshot.lookup(std::hint::black_box(k), &id));
             let took = start.elapsed().as_nanos();
             assert_eq!(found.tier, Tier::Exact);
             took
-        })
-        .collect();
-    ns.sort_unstable();
-    let (p50, p99) = (ns[ns.len() / 2], ns[ns.len() * 99 / 100]);
+        };
+        let mut ns: Vec<u128> = keys.iter().map(one).collect();
+        ns.sort_unstable();
+        (ns[ns.len() * 99 / 100], ns[ns.len() / 2])
+    };
+    // The best of five passes: others may use the machine at the same time.
+    let (p99, p50) = (0..5).map(pass).min().unwrap();
     println!("lookup among 100000: median {p50} ns, p99 {p99} ns");
-    assert!(p50 < 2_000, "median {p50} ns");
-    assert!(p99 < 20_000, "p99 {p99} ns");
+    assert!(p50 < 1_000 && p99 < 3_000, "median {p50} ns, p99 {p99} ns");
 }
 
 fn any_choice() -> impl Strategy<Value = Choice> {

@@ -3,6 +3,7 @@
 mod alike;
 mod basics;
 mod hostile;
+mod journal;
 mod processes;
 mod verbs;
 
