@@ -18,6 +18,7 @@ use crate::generate::{Flow, greedy_token};
 use crate::gpu::{By, GpuDecoder};
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
+use crate::tuning;
 use crate::verify::Feed;
 
 /// Level of each bound of the ratio: together they hold it with 95%.
@@ -253,7 +254,7 @@ pub type Item = (&'static Op, Shape);
 /// What must go back: the choices of each path that did not get faster; what both use stands or falls with decode.
 pub fn refuted(report: &Report, decode: &[Entry], prefill: &[Entry]) -> Vec<Item> {
     let keeps = |effect| matches!(effect, Effect::Faster | Effect::Same);
-    let changed = |e: &&Entry| e.tuned && e.chosen.tier == "tuned";
+    let changed = |e: &&Entry| e.tuned && matches!(e.chosen.tier, "tuned" | "nearby");
     let in_decode = |e: &Entry| decode.iter().any(|d| d.op.name == e.op.name && d.shape == e.shape);
     let mut out = Vec::new();
     if !keeps(report.decode.effect) {
@@ -270,13 +271,15 @@ pub fn put_back(items: &[Item], machine: Machine<'_>, identities: &Identities, s
     let mut changed = 0;
     for (op, shape) in items {
         let space = (op.space)(shape, &machine);
-        let found = store.lookup(&key(op, shape)?, &identities.of(&space));
-        let (Tier::Exact, Some(choice)) = (found.tier, found.record) else { continue };
-        if choice.config == space.default {
+        let (key, identity) = (key(op, shape)?, identities.of(&space));
+        // What a neighbour of the bucket gave goes back for this shape alone.
+        let Some(choice) = tuning::standing(&key, &identity, &space, store) else { continue };
+        if choice.config == space.default || choice.state != State::Tuned {
             continue;
         }
         let ratio = Ratio { lo: 1.0, mid: 1.0, hi: 1.0 };
-        let choice = Choice { config: space.default, state: State::NoEndToEndEffect, ratio, ..choice.clone() };
+        let (config, state) = (space.default, State::NoEndToEndEffect);
+        let choice = Choice { key, identity, config, state, ratio, ..choice };
         store.append(choice).map_err(|e| Error::request(e.to_string()))?;
         changed += 1;
     }

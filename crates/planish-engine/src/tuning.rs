@@ -11,10 +11,12 @@ use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{OpSubject, Spec};
 use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup};
-use planish_tune::store::{Choice, Evidence, Identity, Ratio, Source, State, Store, Tier, now_ms};
+use planish_tune::store::{
+    Choice, Earlier, Evidence, Identity, Key, Progress, Ratio, Source, State, Store, Tier, now_ms,
+};
 use planish_tune::{
-    Budget, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task, Verdict,
-    allot,
+    Budget, Claim, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task,
+    Trial, Verdict, allot, recheck,
 };
 use serde::Deserialize;
 
@@ -144,6 +146,8 @@ pub struct Setting<'a> {
 pub enum Fate {
     /// The store has an exact record; nothing was measured.
     Known(Box<Choice>),
+    /// A prior was put to the test now, and holds.
+    Confirmed(Box<Outcome>),
     /// Tuned now.
     Tuned(Box<Outcome>),
     /// The budget ended before it, or tuning was cancelled: the default stays.
@@ -185,7 +189,7 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
         if setting.force { None } else { known(w, setting.machine, setting.identities, store) }
     };
     let open: Vec<bool> = works.iter().map(|w| stored(w, store).is_none()).collect();
-    let mut done = Vec::new();
+    let (mut done, mut elsewhere) = (Vec::new(), Vec::new());
     for (index, work) in works.iter().enumerate() {
         let weights: Vec<f64> = (index..works.len()).filter(|i| open[*i]).map(|i| works[i].share).collect();
         let allowance = allot(total.left(), &weights, Duration::from_millis(400));
@@ -193,13 +197,22 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
             (Some(choice), _) => Fate::Known(Box::new(choice)),
             (None, Some(allowance)) if !setting.cancel.load(Ordering::Relaxed) => {
                 watch.begins(index, works.len(), work, allowance);
-                tune_one(work, setting, store, &quarantine, allowance, watch)?
+                tune_one(work, setting, store, &quarantine, allowance, watch)?.unwrap_or_else(|| {
+                    elsewhere.push(index);
+                    Fate::Skipped
+                })
             }
             _ => Fate::Skipped,
         };
         let item = Done { work: work.clone(), fate };
-        watch.ends(&item);
+        if elsewhere.last() != Some(&index) {
+            watch.ends(&item);
+        }
         done.push(item);
+    }
+    for index in elsewhere {
+        done[index].fate = from_elsewhere(&works[index], setting, store, &quarantine, total, watch)?;
+        watch.ends(&done[index]);
     }
     store.seal();
     for warning in store.take_warnings() {
@@ -208,17 +221,63 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
     Ok(done)
 }
 
-/// The exact record of an item: it needs no measuring.
+/// Between two looks at what another process has found.
+const ELSEWHERE_PAUSE: Duration = Duration::from_millis(100);
+
+/// What another process finds that is measuring the item; where that ends without a result, this one takes over.
+fn from_elsewhere(
+    work: &Work,
+    setting: &Setting<'_>,
+    store: &mut Store,
+    quarantine: &Arc<Mutex<Quarantine>>,
+    total: Budget<'_>,
+    watch: &mut dyn Watch,
+) -> Result<Fate> {
+    while !setting.cancel.load(Ordering::Relaxed) && !total.left().is_zero() {
+        if let Some(fate) = tune_one(work, setting, store, quarantine, total.left(), watch)? {
+            return Ok(fate);
+        }
+        setting.clock.sleep(ELSEWHERE_PAUSE);
+    }
+    Ok(Fate::Skipped)
+}
+
+/// The record that an item runs with as it stands, its own or the nearest of its bucket: it needs no measuring.
 pub fn known(work: &Work, machine: Machine<'_>, identities: &Identities, store: &Store) -> Option<Choice> {
     let space = work.space(&machine);
-    let key = key(work.op, &work.shape).ok()?;
-    let identity = identities.of(&space);
+    standing(&key(work.op, &work.shape).ok()?, &identities.of(&space), &space, store)
+}
+
+/// The exact record of `key`, else the nearest one of its bucket.
+pub(crate) fn standing(key: &Key, identity: &Identity, space: &Space, store: &Store) -> Option<Choice> {
     let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
-    let found = store.lookup_legal(&key, &identity, &legal);
+    let snapshot = store.snapshot();
+    let found = snapshot.lookup_legal(key, identity, &legal);
     match (found.tier, found.record) {
         (Tier::Exact, Some(choice)) => Some(choice.clone()),
-        _ => None,
+        _ => snapshot.nearby(key, identity, &legal).cloned(),
     }
+}
+
+/// What the best record of another build, policy or machine claims about an item, if it can be put to the test: a set of
+/// candidates that has changed since is searched instead.
+fn claim(key: &Key, identity: &Identity, space: &Space, store: &Store) -> Option<(Claim, Choice, Vec<String>)> {
+    let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
+    let told = planish_tune::store::why(store, key, identity, &legal);
+    let (Tier::Prior { differs }, Some(choice)) = (told.tier, told.record) else { return None };
+    if differs.iter().any(|field| field == "candidates") {
+        return None;
+    }
+    let claim = match choice.state {
+        State::Tuned => Claim::Beats(choice.config.clone()),
+        State::DefaultKept => {
+            let evidence: Outcome = serde_json::from_value(told.nearest?.evidence?.data).ok()?;
+            let second = evidence.ranking.into_iter().find(|r| r.config != space.default)?;
+            Claim::NothingBeats(second.config)
+        }
+        State::Undecided | State::NoEndToEndEffect => return None,
+    };
+    Some((claim, choice, differs))
 }
 
 fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
@@ -284,6 +343,7 @@ pub(crate) fn remote(work: &Work, setting: &Setting<'_>, quarantine: &Arc<Mutex<
     Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)))
 }
 
+/// Tunes one item; none while another process is at it.
 fn tune_one(
     work: &Work,
     setting: &Setting<'_>,
@@ -291,16 +351,38 @@ fn tune_one(
     quarantine: &Arc<Mutex<Quarantine>>,
     allowance: Duration,
     watch: &mut dyn Watch,
-) -> Result<Fate> {
+) -> Result<Option<Fate>> {
     let mut remote = remote(work, setting, quarantine)?;
     let (key, space) = (key(work.op, &work.shape)?, remote.space().clone());
     let identity = setting.identities.of(&space);
-    let mut forward = Forward(watch);
+    let earlier = if setting.force { Earlier::Forget } else { Earlier::Use };
+    let Some((journal, resume)) = store.progress(&key, &identity, earlier) else { return Ok(None) };
+    // Nobody else has it now; somebody may have had until just now.
+    store.refresh();
+    if let Some(choice) = standing(&key, &identity, &space, store).filter(|_| !setting.force) {
+        journal.done();
+        return Ok(Some(Fate::Known(Box::new(choice))));
+    }
+    let start = Budget::new(setting.clock, allowance);
+    if let Some(claim) = claim(&key, &identity, &space, store).filter(|_| !setting.force) {
+        match try_claim(&mut remote, &claim, (setting, start), watch)? {
+            Trial::Held(outcome) => {
+                let confirms = serde_json::json!({ "source": claim.1.source, "differs": claim.2 });
+                let beside = [("roof", roof(work, setting)), ("confirms", confirms)];
+                save(store, &key, &identity, &outcome, &beside)?;
+                journal.done();
+                return Ok(Some(Fate::Confirmed(outcome)));
+            }
+            Trial::Fell(_) if setting.cancel.load(Ordering::Relaxed) => {}
+            Trial::Fell(why) => watch.warning(&format!("{key}: a prior does not hold, it is tuned anew: {why}")),
+        }
+    }
+    let mut forward = Forward { watch, journal };
     let task = Task {
-        budget: Budget::new(setting.clock, allowance),
+        budget: Budget::new(setting.clock, start.left()),
         cancel: setting.cancel,
         observer: &mut forward,
-        resume: Resume::default(),
+        resume,
         policy: setting.policy.clone(),
     };
     match planish_tune::tune(&mut remote, task) {
@@ -309,13 +391,12 @@ fn tune_one(
             outcome.rejected.retain(|(config, _)| space.violated(config).is_none());
             let promoted = matches!(outcome.verdict, Verdict::Promoted { .. });
             if promoted || !outcome.partial || !setting.cancel.load(Ordering::Relaxed) {
-                let mut roof = Roof::of(work.op, &work.shape, setting.ceilings);
-                roof.read_gb_s = roof.read_gb_s.or(setting.machine.backend.limits().read_gb_s);
-                save(store, &key, &identity, &outcome, &roof)?;
+                save(store, &key, &identity, &outcome, &[("roof", roof(work, setting))])?;
+                forward.journal.done();
             }
-            Ok(Fate::Tuned(Box::new(outcome)))
+            Ok(Some(Fate::Tuned(Box::new(outcome))))
         }
-        Err(e) => Ok(Fate::Failed(e.to_string())),
+        Err(e) => Ok(Some(Fate::Failed(e.to_string()))),
     }
 }
 
@@ -326,25 +407,59 @@ pub fn gate(work: &Work, configs: &[Config], setting: &Setting<'_>) -> Result<Ve
     Ok(configs.iter().map(|c| remote.admit(c).map(|a| a.error_over_bound())).collect())
 }
 
-struct Forward<'w>(&'w mut dyn Watch);
+/// What the times of an item are held against, as evidence.
+fn roof(work: &Work, setting: &Setting<'_>) -> serde_json::Value {
+    let mut roof = Roof::of(work.op, &work.shape, setting.ceilings);
+    roof.read_gb_s = roof.read_gb_s.or(setting.machine.backend.limits().read_gb_s);
+    serde_json::to_value(roof).expect("a roof is plain numbers")
+}
+
+/// Puts a prior to the test, in at most half of the time that its item has.
+fn try_claim(
+    remote: &mut Remote,
+    (claim, ..): &(Claim, Choice, Vec<String>),
+    (setting, start): (&Setting<'_>, Budget<'_>),
+    watch: &mut dyn Watch,
+) -> Result<Trial> {
+    let task = Task {
+        budget: Budget::new(setting.clock, start.left().mul_f64(0.5)),
+        cancel: setting.cancel,
+        observer: &mut Forward { watch, journal: Progress::default() },
+        resume: Resume::default(),
+        policy: setting.policy.clone(),
+    };
+    // What fails here fails again in the search, which says why.
+    Ok(recheck(remote, task, claim).unwrap_or_else(|e| Trial::Fell(e.to_string())))
+}
+
+/// Shows what happens, and writes it down for a run that comes after an interruption.
+struct Forward<'w> {
+    watch: &'w mut dyn Watch,
+    journal: Progress,
+}
 
 impl Observer for Forward<'_> {
     fn event(&mut self, event: &Event) {
-        self.0.event(event);
+        self.journal.note(event);
+        self.watch.event(event);
     }
 }
 
 /// Stores the choice and its evidence; what Ctrl-C cut short without a winner is not stored, so that it is tried again.
+///
+/// `beside` are further fields of the evidence: the roof that times are held against, the prior that is confirmed.
 fn save(
     store: &mut Store,
-    key: &planish_tune::store::Key,
+    key: &Key,
     identity: &Identity,
     outcome: &Outcome,
-    roof: &Roof,
+    beside: &[(&str, serde_json::Value)],
 ) -> Result<()> {
     let error = |e: planish_tune::store::Error| Error::request(e.to_string());
     let mut data = serde_json::to_value(outcome).expect("an outcome is plain data");
-    data["roof"] = serde_json::to_value(roof).expect("a roof is plain numbers");
+    for (name, value) in beside {
+        data[*name] = value.clone();
+    }
     let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
     let (name, _) = store.append_evidence(evidence).map_err(error)?;
     let (state, ratio) = match &outcome.verdict {

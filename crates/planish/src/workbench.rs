@@ -126,7 +126,7 @@ pub fn worker(flags: &[&str]) -> Result<impl Fn() -> Command + use<>> {
 /// Where candidates that hurt are kept, if anything can be written there; the store says it when not.
 pub fn quarantine() -> Option<PathBuf> {
     let folder = Home::from_env().ok()?.store().join("quarantine");
-    std::fs::create_dir_all(&folder).ok()?;
+    planish_tune::store::create_private_dir(&folder).ok()?;
     tempfile::tempfile_in(&folder).ok()?;
     Some(folder)
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use planish_tune::store::{Choice, Evidence, Identity, Layers, Store, list, show};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -87,6 +88,55 @@ fn a_second_run_measures_nothing() {
     assert!(text(&again.stderr).contains("nothing is measured"), "{}", text(&again.stderr));
 }
 
+/// Copies the records of `from` to `to` as an older build would have left them: measured on another kernel.
+fn age(from: &Path, to: &Path) -> usize {
+    let open = |home: &Path| Store::open(Layers { user: Some(home.join("store")), ..Layers::default() });
+    let (from, mut to) = (open(from), open(to));
+    let mut copied = 0;
+    for listed in list(&from).into_iter().filter(|l| !l.superseded) {
+        let shown = show(&from, &listed.entry.choice.key).remove(0);
+        let aged = |identity: &Identity| Identity { kernel: "an older build".into(), ..identity.clone() };
+        let evidence =
+            shown.evidence.map(|e| to.append_evidence(Evidence { identity: aged(&e.identity), ..e }).unwrap().0);
+        let choice = shown.entry.choice;
+        to.append(Choice { identity: aged(&choice.identity), evidence, ..choice }).unwrap();
+        copied += 1;
+    }
+    copied
+}
+
+/// A new build, toolchain or driver demotes records to priors, and those are confirmed with few samples, not tuned again.
+#[test]
+fn what_an_older_build_knew_is_put_to_the_test_instead_of_tuned_again() {
+    let _turn = turn();
+    let old = TempDir::new().unwrap();
+    report(&tune(old.path(), "8s").output().unwrap());
+    // A busy machine may leave every trial undecided, which is a reason to tune and no failure.
+    let new = (0..4).find_map(|_| {
+        let new = TempDir::new().unwrap();
+        assert!(age(old.path(), new.path()) >= 1);
+        let told = report(&tune(new.path(), "20s").output().unwrap());
+        let sentence = told["sentence"].as_str().unwrap().to_owned();
+        (told["confirmed"].as_u64().unwrap() > 0 && sentence.contains("priors that hold here")).then_some(new)
+    });
+    let new = new.expect("some prior is confirmed in four runs");
+    let store = Store::open(Layers { user: Some(new.path().join("store")), ..Layers::default() });
+    let shown = list(&store).into_iter().flat_map(|l| show(&store, &l.entry.choice.key));
+    let confirmed: Vec<Value> =
+        shown.filter_map(|s| s.evidence).map(|e| e.data).filter(|d| !d["confirms"].is_null()).collect();
+    assert!(!confirmed.is_empty());
+    for data in confirmed {
+        assert_eq!(
+            (&data["confirms"]["differs"][0], &data["counts"]["timed"]),
+            (&"kernel".into(), &2.into()),
+            "{data}"
+        );
+        assert!(data["samples"].as_u64().unwrap() <= 150, "{data}");
+    }
+    let why = command(new.path(), &["store", "list", "--json"]).output().unwrap();
+    assert!(text(&why.stdout).contains("an older build"), "the old records are kept");
+}
+
 #[test]
 fn a_killed_run_keeps_what_it_had() {
     let _turn = turn();
@@ -107,7 +157,7 @@ fn a_killed_run_keeps_what_it_had() {
 }
 
 #[test]
-fn two_at_once_lose_nothing() {
+fn two_at_once_lose_nothing_and_share_the_work() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
     let start = || tune(home.path(), "4s").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -120,6 +170,11 @@ fn two_at_once_lose_nothing() {
         rows.filter(|r| r["state"] == "tuned" || r["state"] == "default kept").count()
     };
     let most = reports.iter().map(decided).max().unwrap();
+    let (measured, kernels) = (
+        reports.iter().map(|r| r["measured"].as_u64().unwrap()).sum::<u64>(),
+        reports[0]["rows"].as_array().unwrap().len(),
+    );
+    assert!(measured as usize <= kernels, "{measured} measurements of {kernels} kernels: {reports:?}");
     assert!(verified[0]["choices"].as_u64().unwrap() as usize >= most, "{verified} {reports:?}");
     assert_eq!(verified[0]["damaged"], 0, "{verified}");
 }

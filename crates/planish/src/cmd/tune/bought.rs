@@ -55,6 +55,8 @@ pub struct Bought {
     pub end_to_end: Option<EndToEnd>,
     /// Kernels measured in this run.
     measured: usize,
+    /// Of these, priors that were put to the test and hold.
+    confirmed: usize,
     /// Seconds it took.
     pub seconds: f64,
 }
@@ -62,9 +64,10 @@ pub struct Bought {
 impl Bought {
     /// The rows of `done`, with what the store says now.
     pub fn new(done: Vec<Done>, machine: Machine<'_>, identities: &Identities, store: &Store) -> Self {
-        let measured = done.iter().filter(|d| matches!(d.fate, Fate::Tuned(_))).count();
+        let measured = done.iter().filter(|d| matches!(d.fate, Fate::Tuned(_) | Fate::Confirmed(_))).count();
+        let confirmed = done.iter().filter(|d| matches!(d.fate, Fate::Confirmed(_))).count();
         let rows = done.into_iter().map(|d| row(d, machine)).collect();
-        let mut bought = Bought { name: String::new(), rows, end_to_end: None, measured, seconds: 0.0 };
+        let mut bought = Bought { name: String::new(), rows, end_to_end: None, measured, confirmed, seconds: 0.0 };
         bought.refresh(machine, identities, store);
         bought
     }
@@ -164,6 +167,9 @@ impl Bought {
         let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
         let time = match self.measured {
             0 => "nothing was measured".to_owned(),
+            n if self.confirmed > 0 => {
+                format!("{n} measured in {:.0} s, {} of them priors that hold here", self.seconds, self.confirmed)
+            }
             n => format!("{n} measured in {:.0} s", self.seconds),
         };
         let whole = match &self.end_to_end {
@@ -200,7 +206,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
             row.ratio = (choice.state == State::Tuned).then_some(choice.ratio);
             row.state = state(&choice);
         }
-        Fate::Tuned(outcome) => {
+        Fate::Tuned(outcome) | Fate::Confirmed(outcome) => {
             row.share_of_roof = outcome.share_of_roof();
             // What the store has by now says how it ended; it has nothing of a search that Ctrl-C cut short.
             if let Verdict::Promoted { ratio, lo, hi } = outcome.verdict {

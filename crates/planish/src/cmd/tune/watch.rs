@@ -71,8 +71,11 @@ impl Watch for Progress {
         let name = short(done.work.op.name, &done.work.shape);
         match &done.fate {
             Fate::Tuned(outcome) if self.lines => self.say(&outcome.sentence(&name)),
+            Fate::Confirmed(outcome) if self.lines => {
+                self.say(&format!("{}; a prior that holds here", outcome.sentence(&name)));
+            }
             Fate::Failed(why) => self.say(&format!("warning: {name}: {why}; its default stays")),
-            Fate::Tuned(_) | Fate::Known(_) | Fate::Skipped => {}
+            Fate::Tuned(_) | Fate::Confirmed(_) | Fate::Known(_) | Fate::Skipped => {}
         }
     }
 
