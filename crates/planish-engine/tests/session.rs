@@ -9,9 +9,10 @@ use std::sync::Arc;
 use planish_device::cpu::{Cpu, CpuOptions};
 use planish_engine::Result;
 use planish_engine::arch::Hyper;
-use planish_engine::decoder::{Decoder, KvType, Options};
-use planish_engine::generate::{Ended, Flow, Settings, generate};
+use planish_engine::decoder::{Decoder, KvType, Options, Planned};
+use planish_engine::generate::{Ended, Flow, Settings, generate, greedy_token};
 use planish_engine::gguf::Gguf;
+use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::Model;
 use planish_engine::plan::{Choices, Chosen, Defaults, Replanned};
 use planish_engine::weights::Weights;
@@ -21,7 +22,8 @@ use planish_kernels::cpu::sample::Params;
 use planish_kernels::data::Rng;
 use planish_kernels::op::{Machine, Shape};
 use planish_kernels::weight::Activations;
-use planish_tune::{Config, Space};
+use planish_tune::store::{Choice, Frozen, Layers, Locked, Mode, Ratio, Source, State, Store};
+use planish_tune::{Config, Policy, Space};
 
 /// A golden model on a machine of its own.
 struct Loaded {
@@ -41,9 +43,13 @@ fn load(name: &str, threads: u32) -> Loaded {
 
 impl Loaded {
     fn decoder(&self, class: Class, context: usize, chunk: usize, choices: &dyn Choices) -> Decoder<'_> {
-        let machine = Machine { backend: &self.cpu, isa: Isa::detect() };
-        let options = Options { context, chunk, activations: class.0, kv: class.1, all_logits: false };
+        let (machine, options) = self.setting(class, context, chunk);
         Decoder::new(machine, &self.hyper, &self.weights, options, choices).expect("a decoder")
+    }
+
+    fn setting(&self, class: Class, context: usize, chunk: usize) -> (Machine<'_>, Options) {
+        let machine = Machine { backend: &self.cpu, isa: Isa::detect() };
+        (machine, Options { context, chunk, activations: class.0, kv: class.1, all_logits: false })
     }
 
     /// Random ids of the vocabulary.
@@ -255,6 +261,102 @@ fn scrambled_choices_leave_the_bits() {
             assert!(changed > seeds as usize, "only {changed} choices were scrambled");
         }
     }
+}
+
+/// What a plan chose, frozen, gives another plan the same digest, configurations and tokens, whatever that had chosen.
+#[test]
+fn equal_digests_give_equal_tokens() {
+    for model in ["llama-q4_1", "qwen2-q4_k_m"] {
+        let loaded = load(model, 2);
+        let ids = loaded.ids(60);
+        let (machine, options) = loaded.setting(CLASSES[1], 80, 16);
+        let choices = Scrambled { rng: RefCell::new(Rng::new(7)), changed: RefCell::new(0) };
+        let mut first = Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &choices).expect("a decoder");
+        let set = first.frozen().clone();
+        assert_eq!(Frozen::parse(set.to_text().as_bytes()).expect("a lock"), set, "through a file it is the same");
+        let planned = Planned::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults).expect("a plan");
+        assert_ne!(planned.frozen().expect("its own set").digest(), set.digest());
+        let mut second = planned.record(&set).expect("a decoder");
+        assert_eq!(second.frozen().digest(), set.digest());
+        assert!(second.decode_plan.iter().any(|e| e.chosen.tier == "locked"), "the plan says that it was overruled");
+        let tokens = |d: &mut Decoder<'_>| -> Vec<u32> {
+            let mut logits = d.feed(&ids).expect("a step").to_vec();
+            let next = |logits: &[f32]| greedy_token(Isa::detect(), logits).expect("a likeliest token");
+            (0..12)
+                .map(|_| {
+                    let id = next(&logits);
+                    logits = d.feed(&[id]).expect("a step").to_vec();
+                    id
+                })
+                .collect()
+        };
+        assert_eq!(tokens(&mut first), tokens(&mut second), "{model}");
+    }
+}
+
+#[test]
+fn a_set_that_lacks_an_op_or_has_an_illegal_config_is_not_recorded() {
+    let loaded = load("llama-q4_1", 1);
+    let (machine, options) = loaded.setting(CLASSES[1], 80, 16);
+    let plan = |options| Planned::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults).expect("a plan");
+    let set = plan(options).frozen().expect("a set");
+    let refused = |planned: Planned<'_>, set: &Frozen| match planned.record(set) {
+        Ok(_) => panic!("it was recorded"),
+        Err(e) => e.to_string(),
+    };
+    assert!(refused(plan(Options { context: 40, ..options }), &set).contains("context=40,"), "another shape");
+    assert!(refused(plan(options), &Frozen::new([])).contains("is not in the frozen set"));
+    let bad = set.iter().map(|l| Locked { config: l.config.clone().with("SPLITS", 3), ..l.clone() });
+    assert!(refused(plan(options), &Frozen::new(bad)).contains("is not legal"));
+    // The step that only verification has takes its defaults.
+    let mut every = plan(Options { all_logits: true, ..options }).record(&set).expect("a decoder");
+    assert_eq!(every.feed_all(&loaded.ids(3)).expect("logits").len(), 3);
+}
+
+/// Off: the store is full of other choices, and the decoder is the one of an empty store, bit for bit.
+#[test]
+fn off_is_the_default_whatever_the_store_has() {
+    for model in ["llama-q4_1", "gemma3-q4_0", "qwen3-bf16"] {
+        let loaded = load(model, 2);
+        let ids = loaded.ids(50);
+        let (machine, options) = loaded.setting(CLASSES[1], 64, 16);
+        let (identities, store) =
+            (Identities::new(&machine, &Policy::default()), full_store(&loaded, machine, options));
+        let decoder = |mode: &Mode| {
+            let choices = StoreChoices { snapshot: store.snapshot(), identities: &identities, mode };
+            Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &choices).expect("a decoder")
+        };
+        let mut plain = Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults).expect("a decoder");
+        let (mut off, stored) = (decoder(&Mode::Off), decoder(&Mode::Stored));
+        assert_eq!(off.frozen().digest(), plain.frozen().digest());
+        assert_ne!(stored.frozen().digest(), plain.frozen().digest(), "the store does say otherwise");
+        let tier = |d: &Decoder<'_>| d.decode_plan.iter().find(|e| e.tuned).map(|e| e.chosen.tier);
+        assert_eq!((tier(&off), tier(&stored)), (Some("default"), Some("tuned")));
+        same(&format!("{model} off"), &feed(&mut plain, &ids, &[20, 1]), &feed(&mut off, &ids, &[20, 1]));
+    }
+}
+
+/// A store in which every op of the plan was tuned to something else than its default.
+fn full_store(loaded: &Loaded, machine: Machine<'_>, options: Options) -> Store {
+    let choices = Scrambled { rng: RefCell::new(Rng::new(1)), changed: RefCell::new(0) };
+    let planned = Planned::new(machine, &loaded.hyper, &loaded.weights, options, &choices).expect("a plan");
+    let identities = Identities::new(&machine, &Policy::default());
+    let mut store = Store::open(Layers::default());
+    for e in planned.decode_plan.iter().chain(&planned.prefill_plan).filter(|e| e.tuned) {
+        let record = Choice {
+            key: identity::key(e.op, &e.shape).expect("a key"),
+            identity: identities.of(&(e.op.space)(&e.shape, &machine)),
+            config: e.chosen.config.clone(),
+            source: Source::Tuned,
+            state: State::Tuned,
+            ratio: Ratio { lo: 1.1, mid: 1.2, hi: 1.3 },
+            ns_median: 1.0,
+            written_ms: 1,
+            evidence: None,
+        };
+        store.append(record).expect("a sound record");
+    }
+    store
 }
 
 /// A refusal that names what is wrong, and leaves the session as it was.

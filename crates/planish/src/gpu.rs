@@ -3,16 +3,17 @@
 use anyhow::Result;
 use planish_device::Backend;
 use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
-use planish_engine::identity::{Identities, StoreChoices};
+use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::ModelFile;
 use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Shape};
-use planish_tune::store::{Mode, Store};
+use planish_tune::store::{Frozen, Mode, Store};
 use planish_tune::{Config, Policy, Space};
 
 use crate::device::{self, Device};
-use crate::session::{self, SessionArgs};
+use crate::hint::WithHint;
+use crate::session::{self, SessionArgs, Unknown};
 use crate::ui::Ui;
 
 /// Everything that stays the same while a model is in use on a GPU.
@@ -30,6 +31,7 @@ pub struct GpuSession {
     store: Store,
     identities: Identities,
     mode: Mode,
+    tune_command: String,
 }
 
 impl GpuSession {
@@ -47,7 +49,15 @@ impl GpuSession {
         let options = args.gpu_options(file.hyper.context)?;
         let store = session::open_store(ui);
         let identities = Identities::new(&machine(backend.as_ref()), &Policy::default());
-        Ok(GpuSession { device, backend, file, weights, options, store, identities, mode })
+        let tune_command = args.tune_command(model);
+        let mut session = GpuSession { device, backend, file, weights, options, store, identities, mode, tune_command };
+        if let Some(lock) = args.lock().filter(|_| session.mode == Mode::Stored) {
+            let (shape, space) = session.space_at();
+            let config = session.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
+            let frozen = Frozen::new([session.identities.locked(identity::key_of(gpu::OP, &shape)?, &config)]);
+            session.mode = Mode::Replay(frozen.settle(lock).or_hint(session::LOCK_HINT)?);
+        }
+        Ok(session)
     }
 
     /// The machine that kernels are launched on.
@@ -73,9 +83,21 @@ impl GpuSession {
         Ok(GpuDecoder::new(self.machine(), &self.file.hyper, &self.weights, options, &choose)?)
     }
 
+    /// Under which shape a choice for this model is stored, and what may be chosen.
+    fn space_at(&self) -> (Shape, Space) {
+        gpu::decoder::space(self.machine(), &self.file.hyper, &self.weights, &self.options)
+    }
+
+    /// The step of `decoder` if the store was asked and has no choice for it.
+    pub fn unknown(&self, decoder: &GpuDecoder<'_>) -> Option<Unknown> {
+        let asked = matches!(self.mode, Mode::Stored | Mode::Pin(_));
+        let unknown = asked && matches!(decoder.chosen().tier, "default" | "prior");
+        unknown.then(|| Unknown { kernels: 1, of: 1, tune_with: self.tune_command.clone() })
+    }
+
     /// What may be chosen for this model, and what is.
     pub fn space(&self) -> Result<(Space, Config)> {
-        let (shape, space) = gpu::decoder::space(self.machine(), &self.file.hyper, &self.weights, &self.options);
+        let (shape, space) = self.space_at();
         let chosen = self.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
         Ok((space, chosen))
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::Device;
 use crate::gpu::GpuSession;
-use crate::session::{self, Session, SessionArgs};
+use crate::session::{self, Session, SessionArgs, Unknown};
 use crate::ui::Ui;
 
 /// A model on its device.
@@ -62,18 +62,32 @@ impl Opened {
     }
 
     /// A decoder that can draw under `settings`; settings that the device lacks are refused.
-    pub fn runner(&self, settings: &Settings) -> Result<Runner<'_>> {
-        match self {
-            Opened::Cpu(session) => Ok(Runner::Cpu(session, session.decoder()?.into())),
+    ///
+    /// Says once if it runs kernels that the store does not know.
+    pub fn runner(&self, settings: &Settings, ui: Ui) -> Result<Runner<'_>> {
+        let runner = match self {
+            Opened::Cpu(session) => Runner::Cpu(session, session.decoder()?.into()),
             Opened::Gpu(session) => {
                 let sampled = gpu::generate::by(settings, 0)? != By::Likeliest;
-                Ok(Runner::Gpu(session, session.decoder(Options { sampled, ..session.options })?.into()))
+                Runner::Gpu(session, session.decoder(Options { sampled, ..session.options })?.into())
             }
+        };
+        if let Some(unknown) = runner.unknown() {
+            ui.note(&format!("note: {unknown}"));
         }
+        Ok(runner)
     }
 }
 
 impl Runner<'_> {
+    /// What it runs without a choice of the store for it.
+    fn unknown(&self) -> Option<Unknown> {
+        match self {
+            Runner::Cpu(session, decoder) => session.unknown(decoder),
+            Runner::Gpu(session, decoder) => session.unknown(decoder),
+        }
+    }
+
     /// Tokens in the cache.
     pub fn position(&self) -> usize {
         match self {
@@ -120,13 +134,17 @@ impl Runner<'_> {
         let (rows, fields) = match self {
             Runner::Cpu(session, decoder) => {
                 let (threads, isa) = (session.cpu.threads(), session.isa);
-                let (tiers, frozen) = (session::tiers(decoder), decoder.frozen());
-                let rows = vec![
+                let (tiers, frozen, unknown) = (session::tiers(decoder), decoder.frozen(), session.unknown(decoder));
+                let mut rows = vec![
                     ("threads", format!("{threads}, {isa}")),
                     ("choices", session::tiers_text(&tiers)),
                     ("digest", frozen.digest().to_owned()),
                 ];
-                (rows, json!({ "threads": threads, "isa": isa.name(), "tiers": tiers, "digest": frozen.digest() }))
+                rows.extend(unknown.as_ref().map(|u| ("unknown", u.to_string())));
+                let (isa, digest) = (isa.name(), frozen.digest());
+                let fields =
+                    json!({ "threads": threads, "isa": isa, "tiers": tiers, "digest": digest, "unknown": unknown });
+                (rows, fields)
             }
             Runner::Gpu(session, decoder) => gpu_facts(session, decoder)?,
         };
@@ -138,8 +156,8 @@ impl Runner<'_> {
 /// What a GPU's decoder runs on and with.
 pub fn gpu_facts(session: &GpuSession, decoder: &GpuDecoder<'_>) -> Result<(Vec<(&'static str, String)>, Value)> {
     let (path, launches, chosen) = (decoder.route().name(), decoder.launches(), decoder.chosen());
-    let frozen = decoder.frozen();
-    let rows = vec![
+    let (frozen, unknown) = (decoder.frozen(), session.unknown(decoder));
+    let mut rows = vec![
         ("device", format!("{}, {}", session.device, session.label())),
         ("path", format!("{path}, {launches} launches a token")),
         ("choices", format!("{}, {}", chosen.tier, chosen.config)),
@@ -147,7 +165,8 @@ pub fn gpu_facts(session: &GpuSession, decoder: &GpuDecoder<'_>) -> Result<(Vec<
     ];
     let fields = json!({
         "device": session.device.to_string(), "label": session.label(), "path": path, "launches": launches,
-        "config": chosen.config, "tier": chosen.tier, "digest": frozen.digest(),
+        "config": chosen.config, "tier": chosen.tier, "digest": frozen.digest(), "unknown": unknown,
     });
+    rows.extend(unknown.map(|u| ("unknown", u.to_string())));
     Ok((rows, fields))
 }

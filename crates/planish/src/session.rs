@@ -1,13 +1,14 @@
 //! A model opened for work on the CPU: processor, weights, numerics, and where configurations come from.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use planish_device::Cpu;
-use planish_engine::decoder::{Decoder, KvType, Options};
+use planish_engine::decoder::{Decoder, KvType, Options, Planned};
 use planish_engine::gpu;
 use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::Model;
@@ -18,6 +19,7 @@ use planish_kernels::ops;
 use planish_kernels::weight::Activations;
 use planish_tune::store::{Frozen, Layers, Mode, Pin, Pins, Store};
 use planish_tune::{Error, Policy};
+use serde::Serialize;
 
 use crate::cmd::Threads;
 use crate::device::{Device, Place};
@@ -28,6 +30,8 @@ use crate::ui::Ui;
 
 /// Positions of the cache where neither `--context` nor the model asks for fewer.
 const CONTEXT_DEFAULT: usize = 4096;
+/// Tokens of a prefill step where `--chunk` does not say.
+const CHUNK_DEFAULT: u32 = 256;
 
 /// How a model runs: threads, kernels, arithmetic, cache and configurations.
 #[derive(Args)]
@@ -79,7 +83,8 @@ struct Numerics {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
     /// Most tokens of one prefill step
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = CHUNK_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     chunk: u32,
 }
 
@@ -91,6 +96,9 @@ fn kv() -> impl TypedValueParser<Value = KvType> {
     PossibleValuesParser::new(["f16", "f32"]).map(|s| if s == "f32" { KvType::F32 } else { KvType::F16 })
 }
 
+/// What `--lock` takes.
+pub const LOCK_HINT: &str = "--lock takes the path of a lock file, or of one that is to be written";
+
 /// Where configurations come from, instead of what tuning stored.
 #[derive(Args)]
 #[group(multiple = false)]
@@ -98,9 +106,12 @@ struct SourceArgs {
     /// Run every op at its default configuration
     #[arg(long)]
     off: bool,
-    /// Take configurations from a lock file alone; one that it lacks is an error
+    /// Take configurations from a lock file alone, as `store lock` writes it; one that it lacks is an error
     #[arg(long, value_name = "LOCK")]
     replay: Option<PathBuf>,
+    /// The same, but write the file if it is not there: of several processes the first decides for all
+    #[arg(long, value_name = "LOCK")]
+    lock: Option<PathBuf>,
     /// Run an op with this parameter, or with several as OP=NAME=VALUE,NAME=VALUE, and its others at their defaults;
     /// may be repeated
     #[arg(long, value_name = "OP.NAME=VALUE", value_parser = pin)]
@@ -144,6 +155,9 @@ impl SourceArgs {
                 frozen.or_hint("--replay takes the path of a lock file; without it the store decides")?,
             ));
         }
+        if let Some(lock) = self.lock.as_ref().filter(|lock| lock.exists()) {
+            return Ok(Mode::Replay(Frozen::read(lock).or_hint(LOCK_HINT)?));
+        }
         pinned(&self.pin, device)
     }
 }
@@ -164,21 +178,35 @@ pub struct Session {
     pub identities: Identities,
     /// Where configurations come from.
     pub mode: Mode,
+    /// What tunes the kernels of this very session.
+    tune_command: String,
 }
 
 impl Session {
-    /// Resolves and opens `model`, and everything that runs it.
-    pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<Session> {
+    /// Resolves and opens the model called `name`, and everything that runs it.
+    pub fn open(name: &str, args: &SessionArgs, ui: Ui) -> Result<Session> {
         args.place.must_be_cpu()?;
         let mode = args.source.mode(Device::Cpu)?;
-        let path = resolve(model, ui)?;
+        let path = resolve(name, ui)?;
         let cpu = args.threads.cpu()?;
         let isa = args.isa.checked()?;
         let model = Model::open(&path, &cpu, cpu.threads() as usize)?;
         let options = options(&args.numerics, model.file.hyper.context);
         let store = open_store(ui);
         let identities = Identities::new(&Machine { backend: &cpu, isa }, &Policy::default());
-        Ok(Session { cpu, isa, model, options, store, identities, mode })
+        let tune_command = args.tune_command(name);
+        let mut session = Session { cpu, isa, model, options, store, identities, mode, tune_command };
+        if let (Mode::Stored, Some(lock)) = (&session.mode, &args.source.lock) {
+            let plan = session.plan()?;
+            let unknown = session.unknown_in(&plan.decode_plan, &plan.prefill_plan);
+            let settled = plan.frozen()?.settle(lock).or_hint(LOCK_HINT)?;
+            drop(plan);
+            if let Some(unknown) = unknown {
+                ui.note(&format!("note: {unknown}; the lock has the defaults for them"));
+            }
+            session.mode = Mode::Replay(settled);
+        }
+        Ok(session)
     }
 
     /// The machine that kernels are launched on.
@@ -196,11 +224,22 @@ impl Session {
         self.decoder_under(&self.mode, options)
     }
 
+    /// What a decoder would run with, before anything is recorded.
+    pub fn plan(&self) -> Result<Planned<'_>> {
+        self.plan_under(&self.mode, self.options)
+    }
+
+    fn plan_under(&self, mode: &Mode, options: Options) -> Result<Planned<'_>> {
+        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode };
+        Ok(Planned::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?)
+    }
+
     /// A decoder whose configurations come from where `mode` says; a pin of an op that has nothing to choose here is
     /// refused.
     pub fn decoder_under(&self, mode: &Mode, options: Options) -> Result<Decoder<'_>> {
-        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode };
-        let decoder = Decoder::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?;
+        let planned = self.plan_under(mode, options)?;
+        let frozen = planned.frozen()?;
+        let decoder = planned.record(&frozen)?;
         if let Mode::Pin(pins) = mode
             && let Some(op) = pins.ops().find(|op| tuned_entries(&decoder).all(|e| e.op.name != *op))
         {
@@ -212,9 +251,40 @@ impl Session {
         Ok(decoder)
     }
 
+    /// What `decoder` runs without a choice of the store for it, where the store was asked; none if that is nothing.
+    pub fn unknown(&self, decoder: &Decoder<'_>) -> Option<Unknown> {
+        self.unknown_in(&decoder.decode_plan, &decoder.prefill_plan)
+    }
+
+    fn unknown_in(&self, decode: &[Entry], prefill: &[Entry]) -> Option<Unknown> {
+        let is_unknown = |e: &&Entry| matches!(e.chosen.tier, "default" | "prior");
+        let tuned = || decode.iter().chain(prefill).filter(|e| e.tuned);
+        let (kernels, of) = (tuned().filter(is_unknown).count(), tuned().count());
+        let asked = matches!(self.mode, Mode::Stored | Mode::Pin(_));
+        (asked && kernels > 0).then(|| Unknown { kernels, of, tune_with: self.tune_command.clone() })
+    }
+
     /// Whether nothing that `decoder` could have tuned has been tuned on this machine.
     pub fn untuned(&self, decoder: &Decoder<'_>) -> bool {
         self.mode == Mode::Stored && tuned_entries(decoder).all(|e| matches!(e.chosen.tier, "default" | "prior"))
+    }
+}
+
+/// Kernels for which the store has no choice: their defaults run at once, and nothing is measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unknown {
+    /// How many.
+    pub kernels: usize,
+    /// Of so many that have something to choose.
+    pub of: usize,
+    /// The command that tunes them.
+    pub tune_with: String,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unknown { kernels, of, tune_with } = self;
+        write!(f, "{kernels} of {of} kernels are not tuned for this and run their defaults; `{tune_with}` tunes them")
     }
 }
 
@@ -236,6 +306,15 @@ pub fn tiers(decoder: &Decoder<'_>) -> BTreeMap<&'static str, usize> {
 pub fn tiers_text(counts: &BTreeMap<&'static str, usize>) -> String {
     let words: Vec<_> = counts.iter().map(|(tier, n)| format!("{n} {tier}")).collect();
     if words.is_empty() { "nothing to choose".into() } else { words.join(", ") }
+}
+
+/// `text` as a shell takes it for one word.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 fn options(numerics: &Numerics, model_context: usize) -> Options {
@@ -285,6 +364,22 @@ impl SessionArgs {
         options(&self.numerics, model_context)
     }
 
+    /// The command that tunes what these flags run, of the model called `name`.
+    pub fn tune_command(&self, name: &str) -> String {
+        let n = &self.numerics;
+        let flags = [
+            ("--device", self.place.device.map(|d| d.to_string())),
+            ("--threads", self.threads.threads.map(|n| n.to_string())),
+            ("--isa", self.isa.isa.clone()),
+            ("--activations", (n.activations != Activations::Int8).then(|| n.activations.name().to_owned())),
+            ("--kv", (n.kv != KvType::F16).then(|| n.kv.name().to_owned())),
+            ("--context", n.context.map(|n| n.to_string())),
+            ("--chunk", (n.chunk != CHUNK_DEFAULT).then(|| n.chunk.to_string())),
+        ];
+        let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" {flag} {}", value?)));
+        format!("planish tune {}{}", quoted(name), given.collect::<String>())
+    }
+
     /// Where the model runs.
     pub fn place(&self) -> &Place {
         &self.place
@@ -293,6 +388,11 @@ impl SessionArgs {
     /// What `--pin` says.
     pub fn pins(&self) -> &[Pin] {
         &self.source.pin
+    }
+
+    /// The lock that is to be written if it is not there.
+    pub fn lock(&self) -> Option<&Path> {
+        self.source.lock.as_deref()
     }
 
     /// Where configurations come from for work on `device`.
@@ -324,9 +424,10 @@ impl SessionArgs {
 
     /// Refuses flags that choose configurations where they are to be found.
     pub fn must_use_store(&self) -> Result<()> {
-        if self.source.mode(Device::Cpu)? == Mode::Stored {
+        if self.source.lock.is_none() && self.source.mode(self.place.device())? == Mode::Stored {
             return Ok(());
         }
-        Err(anyhow!("--off, --replay and --pin choose configurations, and tuning finds them")).hint("leave them out")
+        Err(anyhow!("--off, --replay, --lock and --pin choose configurations, and tuning finds them"))
+            .hint("leave them out")
     }
 }

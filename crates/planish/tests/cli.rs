@@ -408,6 +408,23 @@ fn why_names_each_field_that_changed_with_both_values() {
 }
 
 #[test]
+fn why_answers_as_another_machine_and_says_that_it_does() {
+    let sandbox = Sandbox::new();
+    let mut other = choice_here();
+    let fields = other.identity.silicon.fields.clone().into_iter().chain([("l2_bytes".to_owned(), "7".to_owned())]);
+    let silicon = Silicon::new("Other CPU", fields.collect::<std::collections::BTreeMap<_, _>>());
+    let digits = silicon.hash16();
+    other.identity.silicon = silicon.into();
+    add_choices(&sandbox, [other]);
+    check_why(&sandbox, 1, &["miss: tuned only on other silicon"]);
+    let why = ["why", "matvec", MATVEC, "--threads", "1", "--isa", "portable", "--as-device"];
+    for part in ["exact: measured", &format!("as device  {digits} (Other CPU), by override")] {
+        check_store(&sandbox, &[&why[..], &[&digits]].concat(), 0, part);
+    }
+    check_store(&sandbox, &[&why[..], &["0123456789abcdef"]].concat(), 2, &format!("hint: the store has {digits}"));
+}
+
+#[test]
 fn why_says_no_record_and_refuses_what_is_no_kernel() {
     let sandbox = Sandbox::new();
     check_why(&sandbox, 1, &["miss: no record, so the default runs", "planish tune MODEL"]);

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::device::Device;
 use crate::hint::WithHint;
-use crate::session::{self, Session, SessionArgs};
+use crate::session::{self, Session, SessionArgs, Unknown};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, presets, report};
 
@@ -92,6 +92,8 @@ struct Bench {
     load_average_after: Option<[f64; 3]>,
     tiers: std::collections::BTreeMap<&'static str, usize>,
     digest: String,
+    /// Kernels that the store does not know.
+    unknown: Option<Unknown>,
     version: &'static str,
 }
 
@@ -179,6 +181,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         load_average_after,
         tiers: session::tiers(&decoder),
         digest: decoder.frozen().digest().to_owned(),
+        unknown: session.unknown(&decoder),
         version: env!("CARGO_PKG_VERSION"),
     })
 }
@@ -301,6 +304,7 @@ fn text(b: &Bench) -> String {
         ("choices", session::tiers_text(&b.tiers)),
         ("digest", b.digest.clone()),
     ]);
+    rows.extend(b.unknown.as_ref().map(|u| ("unknown", u.to_string())));
     report::pairs(&rows)
 }
 

@@ -37,7 +37,7 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
     let template = opened.file().chat()?;
     let settings = args.sampling.settings();
     let mut conversation = Conversation {
-        runner: opened.runner(&settings)?,
+        runner: opened.runner(&settings, ui)?,
         tokenizer: &opened.file().tokenizer,
         template,
         settings,

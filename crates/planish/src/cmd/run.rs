@@ -69,7 +69,7 @@ pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
         Opened::Cpu(session) if args.tune == Tune::Auto => first_tuning(session, args.budget, ui)?,
         _ => None,
     };
-    let mut runner = opened.runner(&settings)?;
+    let mut runner = opened.runner(&settings, ui)?;
     let loaded = crate::since_start();
     let mut text = String::new();
     let mut closed = None;

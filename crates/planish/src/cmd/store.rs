@@ -1,6 +1,7 @@
 //! `planish store`: lists, shows, explains, moves and cleans what tuning found.
 
 mod evidence;
+mod lock;
 mod why;
 
 use std::path::{Path, PathBuf};
@@ -60,11 +61,15 @@ enum Verb {
         /// The folder
         folder: PathBuf,
     },
-    /// Show where the choices of another store folder differ; exit 1 if they do
+    /// Show where the choices of two store folders, or of two lock files, differ; exit 1 if they do
     Diff {
-        /// The folder
-        folder: PathBuf,
+        /// A folder or a lock file
+        left: PathBuf,
+        /// Another one; by default this machine's store, which is then the left one
+        right: Option<PathBuf>,
     },
+    /// Write the choices that a model runs with to a lock file, for --replay, and print their digest
+    Lock(lock::LockArgs),
     /// Remove choices that a better one replaces, and old ones
     Prune {
         /// Also choices older than this many days
@@ -80,6 +85,13 @@ enum Verb {
 
 /// Runs one verb on the user's store.
 pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
+    match &args.verb {
+        Verb::Lock(args) => return lock::run(args, ui),
+        Verb::Diff { left, right: Some(right) } if left.is_file() && right.is_file() => {
+            return lock::diff(left, right, ui);
+        }
+        _ => {}
+    }
     let root = Home::from_env()?.store();
     let mut store = open(&root);
     warn(&mut store, ui);
@@ -97,10 +109,21 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
             must_be_folder(folder)?;
             added(store::merge(&mut store, folder)?, ui)
         }
-        Verb::Diff { folder } => {
-            must_be_folder(folder)?;
-            diff(&store, &open(folder), ui)
+        Verb::Diff { left, right: Some(right) } => {
+            let mut sides = [left, right].map(|folder| must_be_folder(folder).map(|()| open(folder)));
+            for side in sides.iter_mut().flatten() {
+                warn(side, ui);
+            }
+            let [left, right] = sides;
+            diff(&left?, &right?, ui)
         }
+        Verb::Diff { left: folder, right: None } => {
+            must_be_folder(folder)?;
+            let mut other = open(folder);
+            warn(&mut other, ui);
+            diff(&store, &other, ui)
+        }
+        Verb::Lock(_) => unreachable!("done above"),
         Verb::Prune { older_than, dry_run } => {
             let apply = if *dry_run { Apply::DryRun } else { Apply::Now };
             prune(&root, *older_than, apply, ui)
@@ -209,15 +232,15 @@ fn added(added: Added, ui: Ui) -> Result<Outcome> {
     Ok(if place.is_empty() { Outcome::Done } else { Outcome::No })
 }
 
-fn diff(ours: &Store, theirs: &Store, ui: Ui) -> Result<Outcome> {
-    let differences = store::diff(ours, theirs);
+fn diff(left: &Store, right: &Store, ui: Ui) -> Result<Outcome> {
+    let differences = store::diff(left, right);
     if ui.json {
-        let entry = |d: &store::Difference| json!({ "key": d.key, "ours": d.left, "theirs": d.right });
+        let entry = |d: &store::Difference| json!({ "key": d.key, "left": d.left, "right": d.right });
         report::print_json(&differences.iter().map(entry).collect::<Vec<_>>())?;
     } else {
         let side = |c: &Option<Choice>| c.as_ref().map_or("none".into(), |c| format!("{} ({})", c.config, c.state));
         let row =
-            |d: &store::Difference| format!("{}\n  ours    {}\n  theirs  {}\n", d.key, side(&d.left), side(&d.right));
+            |d: &store::Difference| format!("{}\n  left   {}\n  right  {}\n", d.key, side(&d.left), side(&d.right));
         report::print(&differences.iter().map(row).collect::<String>())?;
     }
     Ok(if differences.is_empty() { Outcome::Done } else { Outcome::No })

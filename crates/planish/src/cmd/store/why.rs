@@ -1,10 +1,15 @@
 //! `planish store why`: what a lookup of one kernel answers on this machine, on what evidence, and what stands in the way.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow};
 use clap::Args;
 use planish_engine::identity::{self, Identities};
 use planish_kernels::op::{Machine, Shape};
-use planish_tune::store::{self, Change, Evidence, Explained, Shown, Store, Tier, Why, now_ms};
+use planish_tune::store::{
+    self, Change, Evidence, Explained, Mode, Origin, Question, Shown, Silicon, Store, Tier, Why, now_ms,
+};
 use planish_tune::{Config, Outcome as Tuned, Policy};
 use serde_json::{Value, json};
 
@@ -22,6 +27,9 @@ pub struct WhyArgs {
     /// Its shape as `store list` and `tune --list` print it: name=value,name=value
     #[arg(default_value = "")]
     shape: String,
+    /// Answer as on the machine of a record, named by the 16 digits of its silicon that `store show` prints
+    #[arg(long, value_name = "SILICON")]
+    as_device: Option<String>,
     #[command(flatten)]
     threads: Threads,
     #[command(flatten)]
@@ -34,14 +42,18 @@ struct Answer {
     /// What runs.
     runs: Config,
     told: Explained,
+    /// The shape of the same bucket whose record runs, where this one has none.
+    nearby: Option<String>,
     /// Fields in which the nearest record differs from this machine.
     changes: Vec<Change>,
+    /// The machine in whose place the answer is given, if not this one.
+    pretended: Option<Arc<Silicon>>,
 }
 
 /// Looks the kernel up as a model's plan does, and prints the answer; exit 1 where no record decides.
 pub fn run(store: &Store, args: &WhyArgs, ui: Ui) -> Result<Outcome> {
     let answer = ask(store, args)?;
-    let exact = answer.told.tier == Tier::Exact;
+    let exact = answer.told.tier == Tier::Exact || answer.nearby.is_some();
     if ui.json {
         report::print_json(&answer.json())?;
     } else {
@@ -62,16 +74,38 @@ fn ask(store: &Store, args: &WhyArgs) -> Result<Answer> {
     let cpu = args.threads.cpu()?;
     let machine = Machine { backend: &cpu, isa: args.isa.named() };
     let space = (op.space)(&shape, &machine);
-    let here = Identities::new(&machine, &Policy::default()).of(&space);
+    let identities = Identities::new(&machine, &Policy::default());
+    let pretended = args.as_device.as_deref().map(|digits| silicon(store, digits)).transpose()?;
+    let identities = match &pretended {
+        Some(silicon) => identities.as_device(silicon.clone()),
+        None => identities,
+    };
+    let here = identities.of(&space);
     let key = identity::key(op, &shape)?;
     let told = store::why(store, &key, &here, &|c| space.violated(c).map_or(Ok(()), Err));
     let changes = told.nearest.as_ref().map_or_else(Vec::new, |n| changes(n.entry.choice.identity.changes(&here)));
     // A prior was right and fast somewhere else: as in a model's plan, the default runs until it is confirmed here.
-    let runs = match (&told.tier, &told.record) {
-        (Tier::Exact, Some(record)) => record.config.clone(),
-        _ => space.default,
+    let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
+    let snapshot = store.snapshot();
+    let question = Question { key: &key, identity: &here, default: &space.default };
+    let (config, origin) = Mode::Stored.decide(&snapshot, &question, &legal)?;
+    let (runs, nearby) = match origin {
+        Origin::Stored(Tier::Exact) => (config, None),
+        Origin::Nearby(other) => (config, Some(other.shape().to_owned())),
+        _ => (space.default.clone(), None),
     };
-    Ok(Answer { name: key.to_string(), runs, told, changes })
+    Ok(Answer { name: key.to_string(), runs, told, nearby, changes, pretended })
+}
+
+/// The silicon of a record in the store, by its digits.
+fn silicon(store: &Store, digits: &str) -> Result<Arc<Silicon>> {
+    let all: Vec<Arc<Silicon>> = store::list(store).into_iter().map(|l| l.entry.choice.identity.silicon).collect();
+    let found = all.iter().find(|s| s.hash16() == digits).cloned();
+    let known: BTreeSet<String> = all.iter().map(|s| format!("{} ({})", s.hash16(), s.label)).collect();
+    let known = known.into_iter().collect::<Vec<_>>().join(", ");
+    found
+        .ok_or_else(|| anyhow!("--as-device {digits}: no record of the store is of that silicon"))
+        .hint(if known.is_empty() { "the store is empty".to_owned() } else { format!("the store has {known}") })
 }
 
 /// The same changes, a policy that is a list of numbers taken apart into those that differ.
@@ -81,15 +115,16 @@ fn changes(all: Vec<Change>) -> Vec<Change> {
         Some((protocol.to_owned(), serde_json::from_str(&format!("{{{json}")).ok()?))
     };
     let apart = |c: Change| match (c.field.as_str(), numbers(&c.stored), numbers(&c.here)) {
-        ("policy", Some((before, stored)), Some((now, here))) if before == now => {
-            let names: std::collections::BTreeSet<_> = stored.keys().chain(here.keys()).collect();
+        ("policy", Some((before, stored)), Some((now, here))) => {
+            let names: BTreeSet<_> = stored.keys().chain(here.keys()).collect();
             let value = |v: Option<&Value>| v.map(ToString::to_string);
             let one = |n: &&String| Change {
                 field: format!("policy.{n}"),
                 stored: value(stored.get(*n)),
                 here: value(here.get(*n)),
             };
-            names.iter().map(one).filter(|c| c.stored != c.here).collect()
+            let protocol = Change { field: "policy.protocol".into(), stored: Some(before), here: Some(now) };
+            std::iter::once(protocol).chain(names.iter().map(one)).filter(|c| c.stored != c.here).collect()
         }
         _ => vec![c],
     };
@@ -97,8 +132,11 @@ fn changes(all: Vec<Change>) -> Vec<Change> {
 }
 
 impl Answer {
-    /// `exact`, `prior` or `miss`, and the reason in words.
+    /// `exact`, `nearby`, `prior` or `miss`, and the reason in words.
     fn verdict(&self) -> (&'static str, String) {
+        if let Some(shape) = &self.nearby {
+            return ("nearby", format!("nothing was measured for this shape, but for {shape} of the same bucket"));
+        }
         match &self.told.tier {
             Tier::Exact => ("exact", "measured on this machine by this build".into()),
             Tier::Prior { .. } => {
@@ -118,6 +156,8 @@ impl Answer {
             ("answer", format!("{tier}: {reason}")),
             ("runs", self.runs.to_string()),
         ];
+        let device = |s: &Arc<Silicon>| ("as device", format!("{} ({}), by override", s.hash16(), s.label));
+        rows.extend(self.pretended.as_ref().map(device));
         if let Some(nearest) = &self.told.nearest {
             rows.extend(record_rows(nearest));
             rows.extend(evidence_rows(nearest));
@@ -145,6 +185,8 @@ impl Answer {
             "tier": tier,
             "reason": reason,
             "runs": self.runs,
+            "nearby": self.nearby,
+            "as_device": self.pretended.as_ref().map(|s| s.hash16()),
             "nearest": self.told.nearest.as_ref().map(record),
             "differs": self.changes,
             "considered": self.told.considered.len(),
@@ -200,5 +242,14 @@ fn measured(evidence: &Evidence) -> Vec<(&'static str, String)> {
         p.finalists,
         p.looks
     );
-    vec![("evidence", samples), ("policy", policy)]
+    let mut rows = vec![("evidence", samples), ("policy", policy)];
+    if let Some(confirms) = evidence.data.get("confirms") {
+        let fields = confirms["differs"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let fields = fields.collect::<Vec<_>>().join(", ");
+        rows.push((
+            "confirms",
+            format!("a {} record that differed in {fields}", confirms["source"].as_str().unwrap_or("?")),
+        ));
+    }
+    rows
 }
