@@ -101,11 +101,36 @@ pub struct Lookup<'a> {
 /// All choices of all layers, immutable once handed out.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    by_key: HashMap<Key, Vec<Arc<Entry>>>,
+    by_key: HashMap<Key, Vec<Held>>,
+    /// The builds on machines that records are of, each once; there are few, so one is found by comparing.
+    bases: Vec<Base>,
     /// The keys of each bucket.
     by_bucket: HashMap<Key, Vec<Key>>,
     sums: HashSet<(Layer, u128)>,
     silicon: HashSet<Shared>,
+}
+
+/// A record, and by its number the build on a machine that it is of: a lookup need not read a cold identity to compare it.
+#[derive(Clone, Debug)]
+struct Held {
+    base: usize,
+    entry: Arc<Entry>,
+}
+
+/// An identity without its candidates, which differ from kernel to kernel.
+#[derive(Clone, Debug)]
+struct Base(Identity);
+
+impl Base {
+    fn is_of(&self, identity: &Identity) -> bool {
+        let Identity { silicon, driver, toolchain, kernel, candidates: _, policy } = identity;
+        let b = &self.0;
+        b.kernel == *kernel
+            && b.policy == *policy
+            && b.toolchain == *toolchain
+            && b.driver == *driver
+            && b.silicon == *silicon
+    }
 }
 
 /// A silicon as a set member, so that equal ones are held once.
@@ -126,16 +151,14 @@ fn tuned_here(entry: &Entry, identity: &Identity) -> bool {
 /// The order of two records of one key under `identity`, higher is better; equal only for one record in one layer.
 pub(super) fn rank(entry: &Entry, identity: &Identity) -> impl Ord + use<> {
     let c = &entry.choice;
-    (
-        tuned_here(entry, identity),
-        c.identity.silicon == identity.silicon,
-        Reverse(c.identity.version_differences(identity)),
-        entry.layer,
-        c.state != State::Undecided,
-        c.evidence.is_some(),
-        c.written_ms,
-        entry.sum,
-    )
+    let versions = Reverse(c.identity.version_differences(identity));
+    (tuned_here(entry, identity), c.identity.silicon == identity.silicon, versions, standing(entry))
+}
+
+/// The order of two records of one key and identity.
+fn standing(entry: &Entry) -> impl Ord + use<> {
+    let c = &entry.choice;
+    (entry.layer, c.state != State::Undecided, c.evidence.is_some(), c.written_ms, entry.sum)
 }
 
 /// Whether the record may be used at all: tuned elsewhere and not brought in on purpose is another machine's business.
@@ -172,6 +195,10 @@ impl Snapshot {
                 self.silicon.insert(shared);
             }
         }
+        let base = self.base_of(&choice.identity).unwrap_or_else(|| {
+            self.bases.push(Base(choice.identity.clone()));
+            self.bases.len() - 1
+        });
         let entry = Arc::new(Entry { layer, sum, choice });
         let held = self.by_key.entry(entry.choice.key.clone()).or_default();
         if held.is_empty()
@@ -179,8 +206,12 @@ impl Snapshot {
         {
             self.by_bucket.entry(bucket).or_default().push(entry.choice.key.clone());
         }
-        held.push(entry);
+        held.push(Held { base, entry });
         true
+    }
+
+    fn base_of(&self, identity: &Identity) -> Option<usize> {
+        self.bases.iter().position(|b| b.is_of(identity))
     }
 
     /// Whether `layer` has the record of that name.
@@ -214,9 +245,14 @@ impl Snapshot {
     ) -> Lookup<'_> {
         let miss = |why| Lookup { tier: Tier::Miss { why }, record: None };
         let Some(entries) = self.by_key.get(key) else { return miss(Why::NoRecord) };
-        let Some(best) = entries.iter().filter(|e| usable(e, identity)).max_by_key(|e| rank(e, identity)) else {
-            let nearest =
-                entries.iter().max_by_key(|e| rank(e, identity)).expect("a key is stored with its first record");
+        if let Some(best) = self.exact(entries, identity)
+            && legal(&best.choice.config).is_ok()
+        {
+            return Lookup { tier: Tier::Exact, record: Some(&best.choice) };
+        }
+        let entries = || entries.iter().map(|held| &*held.entry);
+        let Some(best) = entries().filter(|e| usable(e, identity)).max_by_key(|e| rank(e, identity)) else {
+            let nearest = entries().max_by_key(|e| rank(e, identity)).expect("a key is stored with its first record");
             return miss(Why::OtherSilicon(nearest.choice.identity.diff(identity)));
         };
         let Err(verdict) = legal(&best.choice.config) else {
@@ -228,6 +264,17 @@ impl Snapshot {
             Some(e) => Lookup { tier: tier(e, identity), record: Some(&e.choice) },
             None => miss(Why::Illegal { config: best.choice.config.clone(), verdict }),
         }
+    }
+
+    /// The best of the records that were tuned here under this very identity: none of another identity ranks above it.
+    fn exact<'s>(&'s self, entries: &'s [Held], identity: &Identity) -> Option<&'s Entry> {
+        let here = self.base_of(identity)?;
+        let is_exact = |held: &&Held| {
+            let c = &held.entry.choice;
+            held.base == here && c.source == Source::Tuned && c.identity.candidates == identity.candidates
+        };
+        let exact = entries.iter().filter(is_exact).map(|held| &*held.entry);
+        exact.max_by_key(|e| standing(e))
     }
 
     /// The record of the nearest shape in the bucket of `key` that was measured here, under an identity that differs in
@@ -262,11 +309,11 @@ impl Snapshot {
 
     /// Every record of `key`, in the order read.
     pub(super) fn of_key(&self, key: &Key) -> impl Iterator<Item = &Entry> {
-        self.by_key.get(key).into_iter().flatten().map(|e| &**e)
+        self.by_key.get(key).into_iter().flatten().map(|held| &*held.entry)
     }
 
     /// Every record of every layer, in no order.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.by_key.values().flatten().map(|e| &**e)
+        self.by_key.values().flatten().map(|held| &*held.entry)
     }
 }
