@@ -268,15 +268,19 @@ fn claim(key: &Key, identity: &Identity, space: &Space, store: &Store) -> Option
     if differs.iter().any(|field| field == "candidates") {
         return None;
     }
+    let evidence = || serde_json::from_value::<Outcome>(told.nearest?.evidence?.data).ok();
     let claim = match choice.state {
         State::Tuned => Claim::Beats(choice.config.clone()),
+        // It won alone; whether the model is faster is asked again when all kernels are known.
+        State::NoEndToEndEffect => Claim::Beats(evidence()?.choice),
         State::DefaultKept => {
-            let evidence: Outcome = serde_json::from_value(told.nearest?.evidence?.data).ok()?;
-            let second = evidence.ranking.into_iter().find(|r| r.config != space.default)?;
-            Claim::NothingBeats(second.config)
+            Claim::NothingBeats(evidence()?.ranking.into_iter().find(|r| r.config != space.default)?.config)
         }
-        State::Undecided | State::NoEndToEndEffect => return None,
+        State::Undecided => return None,
     };
+    if *claim.tried() == space.default {
+        return None;
+    }
     Some((claim, choice, differs))
 }
 
