@@ -264,9 +264,14 @@ impl Session {
         (asked && kernels > 0).then(|| Unknown { kernels, of, tune_with: self.tune_command.clone() })
     }
 
-    /// Whether nothing that `decoder` could have tuned has been tuned on this machine.
-    pub fn untuned(&self, decoder: &Decoder<'_>) -> bool {
-        self.mode == Mode::Stored && tuned_entries(decoder).all(|e| matches!(e.chosen.tier, "default" | "prior"))
+    /// Whether nothing that a decoder runs has been tuned on this machine, and the store is what decides.
+    pub fn untuned(&self) -> Result<bool> {
+        if self.mode != Mode::Stored {
+            return Ok(false);
+        }
+        let plan = self.plan()?;
+        let mut tuned = plan.decode_plan.iter().chain(&plan.prefill_plan).filter(|e| e.tuned);
+        Ok(tuned.all(|e| matches!(e.chosen.tier, "default" | "prior")))
     }
 }
 

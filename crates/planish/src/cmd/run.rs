@@ -153,7 +153,7 @@ fn fits(tokens: usize, context: usize) -> Result<()> {
 
 /// Tunes where nothing has been tuned on this machine; the table of what that bought.
 fn first_tuning(session: &mut Session, budget: f64, ui: Ui) -> Result<Option<String>> {
-    if !session.untuned(&session.decoder()?) {
+    if !session.untuned()? {
         return Ok(None);
     }
     interrupt::check()?;
