@@ -42,7 +42,7 @@ pub mod tests;
 use serde::Serialize;
 
 pub use self::evidence::{Files, Report, files, must_be_html, read};
-pub use self::plot::{Curves, Fit, Intervals, Plot, Roofline, Stacked, Tone};
+pub use self::plot::*;
 pub use self::table::{Cell, Table};
 
 /// A page: what it is about, the sentence a person can repeat, and sections.

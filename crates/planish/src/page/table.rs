@@ -45,7 +45,7 @@ impl Cell {
     }
 
     /// The same as a link to section number `section` of the page, counted from 1.
-    pub fn to_section(mut self, section: usize) -> Self {
+    pub fn linked(mut self, section: usize) -> Self {
         self.section = section;
         self
     }

@@ -110,7 +110,7 @@ impl Report for Sample {
         every_plot(section, &name, &v.iter().map(|v| if *v == 0.0 { f64::NAN } else { *v }).collect::<Vec<_>>());
         let mut table = Table::new(&name, &["who", "time|us", "why"]);
         for value in v {
-            table.row(vec![name.as_str().into(), number::us(*value).into(), Cell::from(&name).to_section(1)]);
+            table.row(vec![name.as_str().into(), number::us(*value).into(), Cell::from(&name).linked(1)]);
         }
         section.fold(format!("more of {name}"), |s| _ = s.table(table));
         page

@@ -209,7 +209,10 @@ fn facts(section: &mut Section, k: &Kernel, o: &Outcome) {
     };
     let regret = match regret(k) {
         Some((r, _)) if r <= 0.0 => "0.0% (the best measured runs)".to_owned(),
-        Some((r, best)) => format!("{}% ({best} looked faster)", percent(r)),
+        Some((r, best)) => {
+            let samples = o.ranking.first().map_or(0, |r| r.times.iter().map(|t| t.samples_ns.len()).sum::<usize>());
+            format!("{}% ({best} looked faster in {samples} samples)", percent(r))
+        }
         None => NONE.to_owned(),
     };
     let roof = match (share_of_roof(k), o.floor_ns.first().copied().flatten()) {
@@ -305,7 +308,8 @@ fn ranking_plot(k: &Kernel, o: &Outcome) -> Intervals {
          samples under the default's median."
     );
     let rows: Vec<Row> = shown.into_iter().map(row).collect();
-    let legend = [(Tone::Chosen, "runs now"), (Tone::Default, "default"), (Tone::Plain, "other configurations")];
+    let default = if k.runs() == Some(&o.default) { "default, which runs now" } else { "default" };
+    let legend = [(Tone::Chosen, "runs now"), (Tone::Default, default), (Tone::Plain, "other configurations")];
     let legend = legend.iter().filter(|(tone, _)| rows.iter().any(|r| r.tone == *tone));
     let margin = 1.0 + o.policy.margin;
     Intervals {

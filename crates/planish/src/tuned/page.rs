@@ -118,7 +118,7 @@ fn decision_row(k: &Kernel, section: usize) -> Vec<Cell> {
     let outcome = k.outcome.as_ref();
     let [default, now] = [outcome.map(|o| &o.default), k.runs()].map(|c| kernel::median_ns(k, c));
     vec![
-        Cell::from(k.short()).to_section(section),
+        Cell::from(k.short()).linked(section),
         number(k.share, percent),
         Cell::from(decision.name()).tone(decision.tone()),
         number(gain.map(|g| g.mid), ratio),
