@@ -32,6 +32,7 @@ impl Terminal {
             let _ = writeln!(stderr(), "tier: terminal: skipped: no `script` of util-linux");
             return None;
         }
+        let _ = writeln!(stderr(), "tier: terminal: ran: conversations on a terminal of their own");
         let home = TempDir::new().unwrap();
         let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny");
         let planish = env!("CARGO_BIN_EXE_planish");
