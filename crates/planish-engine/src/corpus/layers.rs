@@ -178,7 +178,7 @@ mod tests {
         let norm = state.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
         let ends = |at: usize| [0, 1, 2, 3].map(|i| f64::from(state[at + i]));
         let checkpoint = Checkpoint { norm, first: ends(0), last: ends(60) };
-        assert!(errors(&[state.clone()], std::slice::from_ref(&checkpoint))[0] < 1e-12);
+        assert!(errors(std::slice::from_ref(&state), std::slice::from_ref(&checkpoint))[0] < 1e-12);
         let mut off = state.clone();
         off[0] += 8.0;
         let size = norm / 8.0;
