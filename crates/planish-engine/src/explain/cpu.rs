@@ -172,7 +172,7 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
         token_ns: Bounds::of(&plain),
         stamped_ratio: Some(Bounds::of(&ratios)),
         rows: rows.collect(),
-        beside: beside(&over),
+        beside: beside(&stamped),
         attributed,
         unattributed_ns,
         launches: Launches { count: 1, queue_ns: over(&|s| s.submit), wait_ns: over(&|s| s.wait), probed_ns: None },
@@ -254,16 +254,17 @@ fn row(
     }
 }
 
-fn beside(over: &dyn Fn(&dyn Fn(&Stamped) -> f64) -> Bounds) -> Vec<Beside> {
+fn beside(stamped: &[Stamped]) -> Vec<Beside> {
+    let over = |of: fn(&Stamped) -> f64| Bounds::of(&stamped.iter().map(of).collect::<Vec<_>>());
     let part = |name: &str, by: &str, time_ns| Beside { name: name.to_owned(), by: by.to_owned(), time_ns };
     vec![
-        part("inputs of the token", "the host's clock", over(&|s| s.prepare)),
+        part("inputs of the token", "the host's clock", over(|s| s.prepare)),
         part(
             "handing over and waking",
             "the host's clock, outside of the run's own begin and end",
-            over(&Stamped::handing_over),
+            over(Stamped::handing_over),
         ),
-        part("logits to the host", "the host's clock", over(&|s| s.read)),
+        part("logits to the host", "the host's clock", over(|s| s.read)),
     ]
 }
 

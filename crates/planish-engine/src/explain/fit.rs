@@ -126,10 +126,11 @@ pub fn check(samples: &[Sample]) -> Result<()> {
         return Err(Error::request(message)
             .with_hint("`planish dev write-model --shapes ladder-384` and its siblings make files of graded sizes"));
     }
-    let facts: [(&str, &dyn Fn(&Sample) -> String, &str); 3] = [
-        ("path", &|s| s.path.clone(), "pin one with --path"),
-        ("class of activations", &|s| s.class.clone(), "give models whose weights all meet the same activations"),
-        ("position", &|s| s.position.to_string(), "give --position"),
+    type Fact = fn(&Sample) -> String;
+    let facts: [(&str, Fact, &str); 3] = [
+        ("path", |s| s.path.clone(), "pin one with --path"),
+        ("class of activations", |s| s.class.clone(), "give models whose weights all meet the same activations"),
+        ("position", |s| s.position.to_string(), "give --position"),
     ];
     for (what, of, hint) in facts {
         if let Some(other) = samples.iter().find(|s| of(s) != of(&samples[0])) {

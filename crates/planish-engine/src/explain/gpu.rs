@@ -244,9 +244,10 @@ fn apart(
     Ok((direct.alone(step, plan, rounds)?, direct.prefixes(step, plan, rounds)?))
 }
 
-/// Stamped steps and, in turns, plain ones by the device's clock: what the stamps say, and the ratios of the two.
+/// What the stamps of several steps say, and how much longer those steps took than plain ones; none on a path without grids.
 type InsideAll = (Option<Vec<Inside>>, Option<Vec<f64>>);
 
+/// Stamped steps and, in turns, plain ones by the device's clock.
 fn stamped(subject: &mut Subject<'_, '_>, plan: &Plan, position: usize, tokens: usize) -> Result<InsideAll> {
     let Some((stamped, ticks)) = subject.decoder.stamped(subject.weights)? else { return Ok((None, None)) };
     let backend = subject.decoder.machine().backend;
