@@ -5,6 +5,7 @@
 
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, reason = "children tell the test what they did")]
 
 mod faults;
 
