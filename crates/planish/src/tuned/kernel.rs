@@ -92,6 +92,12 @@ pub fn decision(k: &Kernel) -> (Decision, String) {
             choice.source
         );
     }
+    if !k.nearby.is_empty() {
+        why += &format!(" This shape was not measured: everything here is of {}, the nearest of its bucket.", k.nearby);
+    }
+    if !k.confirms.is_empty() {
+        why += &format!(" The measurements put a prior to the test and are no search; they confirm {}.", k.confirms);
+    }
     (kind, why)
 }
 

@@ -65,6 +65,12 @@ pub struct Kernel {
     pub roof: Option<Roof>,
     /// When it was measured, in milliseconds since 1970.
     pub measured_ms: Option<u64>,
+    /// The shape of its bucket that was measured in its place; empty where it was itself.
+    #[serde(default)]
+    pub nearby: String,
+    /// Which prior the measurements confirm, where they were a test of one and not a search.
+    #[serde(default)]
+    pub confirms: String,
     /// Combinations that the space itself forbids, with the constraint; a store keeps only their number.
     #[serde(default)]
     pub forbidden: Vec<(Config, String)>,
@@ -123,6 +129,13 @@ fn whole(shown: &Shown) -> Option<Whole> {
     Some(Whole { set, measured_ms: evidence.written_ms, report })
 }
 
+/// What evidence says of the prior that it confirms: where that came from, and in what it differed.
+fn confirmed(note: &Value) -> String {
+    let fields: Vec<&str> = note["differs"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let source = note["source"].as_str().unwrap_or("unknown");
+    format!("a record ({source}) that differed in {}", fields.join(", "))
+}
+
 impl Kernel {
     /// A kernel about which nothing was decided, and why.
     pub fn missing(op: &str, shape: &str, why: &str) -> Self {
@@ -142,13 +155,22 @@ impl Kernel {
             choice: Some(choice.clone()),
             layer: layer.to_string(),
             outcome,
+            confirms: data.and_then(|d| d.get("confirms")).map(confirmed).unwrap_or_default(),
             measured_ms: shown.evidence.as_ref().map(|e| e.written_ms),
             ..Kernel::default()
         }
     }
 
-    /// The kernel of `choice` as `store` has it, with its evidence.
-    pub fn in_store(choice: &Choice, store: &Store) -> Self {
+    /// The kernel of `shape` that runs `choice`, as `store` has it, with its evidence.
+    pub fn in_store(shape: &str, choice: &Choice, store: &Store) -> Self {
+        let kernel = Kernel::found(choice, store);
+        if kernel.shape == shape {
+            return kernel;
+        }
+        Kernel { nearby: kernel.shape, shape: shape.to_owned(), ..kernel }
+    }
+
+    fn found(choice: &Choice, store: &Store) -> Self {
         let found = store::show(store, &choice.key).into_iter().find(|s| s.entry.choice == *choice);
         match found {
             Some(shown) => Kernel::of(choice, shown.entry.layer, &shown),

@@ -176,6 +176,12 @@ fn every_decision_says_why() {
     kernels.push(Kernel::missing("gemm", "rows=1", HOSTILE));
     kernels.push(Kernel { outcome: None, roof: None, ..kernels[0].clone() });
     assert!(decision(&kernels[6]).1.contains("Its evidence is not in the store"));
+    let note = serde_json::json!({ "source": "builtin", "differs": ["driver", "kernel"] });
+    kernels.push(Kernel { nearby: "rows=1535".into(), confirms: confirmed(&note), ..kernels[0].clone() });
+    let told = decision(&kernels[7]).1;
+    assert!(
+        told.contains("everything here is of rows=1535") && told.contains("(builtin) that differed in driver, kernel")
+    );
     assert_eq!(regret(&kernels[0]).map(|r| r.0), Some(0.0), "the fastest runs");
     assert!(regret(&kernels[2]).is_some_and(|r| r.0 > 0.2), "the default runs, and a faster one was measured");
     check(&of(kernels));

@@ -95,7 +95,7 @@ impl Bought {
         for row in &self.rows {
             let (op, shape) = (row.op, row.shape.to_string());
             let mut kernel = match tuning::known(&row.work, known.machine, known.identities, known.store) {
-                Some(choice) => Kernel::in_store(&choice, known.store),
+                Some(choice) => Kernel::in_store(&shape, &choice, known.store),
                 None => Kernel::missing(op, &shape, row.error.as_deref().unwrap_or(row.state)),
             };
             kernel.share = Some(row.share);
