@@ -378,7 +378,7 @@ fn tune_one(
                 return Ok(Some(Fate::Confirmed(outcome)));
             }
             Trial::Fell(_) if setting.cancel.load(Ordering::Relaxed) => {}
-            Trial::Fell(why) => watch.warning(&format!("{key}: a prior does not hold, it is tuned anew: {why}")),
+            Trial::Fell(why) => watch.warning(&format!("{key}: a prior is not confirmed, so it is tuned anew: {why}")),
         }
     }
     let mut forward = Forward { watch, journal };

@@ -109,22 +109,27 @@ fn age(from: &Path, to: &Path) -> usize {
 #[test]
 fn what_an_older_build_knew_is_put_to_the_test_instead_of_tuned_again() {
     let _turn = turn();
+    let tune = |home: &Path, budget: &str| {
+        let kernel = "matvec:type=q4_1,act=int8,batch=1,rows=96,cols=64";
+        report(&command(home, &["tune", "--kernel", kernel, "--budget", budget, "--json"]).output().unwrap())
+    };
     let old = TempDir::new().unwrap();
-    for budget in ["5s", "10s", "30s"] {
-        report(&tune(old.path(), budget).output().unwrap());
-        if stored(old.path()).iter().any(|r| r["choice"]["state"] != "undecided") {
+    let settled = |home: &Path| stored(home).iter().any(|r| r["choice"]["state"] != "undecided");
+    // Each ends when it is settled; a busy machine takes longer, or leaves a trial undecided and tunes.
+    for budget in ["10s", "30s", "60s"] {
+        tune(old.path(), budget);
+        if settled(old.path()) {
             break;
         }
     }
-    // A busy machine may leave every trial undecided, which is a reason to tune and no failure.
-    let new = ["6s", "12s", "24s", "60s"].iter().find_map(|budget| {
+    let new = ["20s", "30s", "60s"].iter().find_map(|budget| {
         let new = TempDir::new().unwrap();
         assert!(age(old.path(), new.path()) >= 1);
-        let told = report(&tune(new.path(), budget).output().unwrap());
+        let told = tune(new.path(), budget);
         let sentence = told["sentence"].as_str().unwrap().to_owned();
-        (told["confirmed"].as_u64().unwrap() > 0 && sentence.contains("priors that hold here")).then_some(new)
+        (told["confirmed"] == 1 && sentence.contains("priors that hold here")).then_some(new)
     });
-    let new = new.expect("some prior is confirmed in four runs");
+    let new = new.expect("a prior is confirmed in three runs");
     let store = Store::open(Layers { user: Some(new.path().join("store")), ..Layers::default() });
     let shown = list(&store).into_iter().flat_map(|l| show(&store, &l.entry.choice.key));
     let confirmed: Vec<Value> =
@@ -136,7 +141,7 @@ fn what_an_older_build_knew_is_put_to_the_test_instead_of_tuned_again() {
             (&"kernel".into(), &2.into()),
             "{data}"
         );
-        assert!(data["samples"].as_u64().unwrap() <= 150, "{data}");
+        assert!(data["finals"][0]["pairs"].as_u64().unwrap() <= 16, "{data}");
     }
     let why = command(new.path(), &["store", "list", "--json"]).output().unwrap();
     assert!(text(&why.stdout).contains("an older build"), "the old records are kept");
