@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -140,7 +142,9 @@ struct State {
     script: Script,
     now_ns: f64,
     random: u64,
-    allocated: usize,
+    /// Bytes that live, and the most that ever did.
+    allocated: Arc<AtomicUsize>,
+    peak: usize,
     ran: BTreeMap<Arc<str>, u64>,
     trace: Vec<Event>,
     pending: VecDeque<(Token, Arc<Recorded>)>,
@@ -157,6 +161,34 @@ pub struct Fake {
     limits: Limits,
     identity: Identity,
     state: Mutex<State>,
+}
+
+/// Memory that is counted for as long as it lives.
+struct Counted {
+    region: Region,
+    bytes: usize,
+    allocated: Arc<AtomicUsize>,
+}
+
+impl Memory for Counted {
+    fn owner(&self) -> u64 {
+        self.region.owner()
+    }
+    fn len(&self) -> usize {
+        self.region.len()
+    }
+    fn host(&self) -> Option<NonNull<u8>> {
+        self.region.host()
+    }
+    fn writable(&self) -> bool {
+        self.region.writable()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.allocated.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
 }
 
 struct Loaded {
@@ -180,7 +212,8 @@ impl Fake {
             script,
             now_ns: 0.0,
             random,
-            allocated: 0,
+            allocated: Arc::default(),
+            peak: 0,
             ran: BTreeMap::new(),
             trace: Vec::new(),
             pending: VecDeque::new(),
@@ -215,6 +248,12 @@ impl Fake {
     /// What happened since the last call of this function.
     pub fn take_trace(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().trace)
+    }
+
+    /// Bytes of its memory that live now, and the most that ever did; adopted bytes are the host's.
+    pub fn memory(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.allocated.load(Ordering::SeqCst), state.peak)
     }
 
     /// While set, only `record` is allowed, as while a GPU captures a graph.
@@ -373,18 +412,21 @@ impl Backend for Fake {
 
     fn alloc(&self, bytes: usize, init: Init) -> Result<Buffer, Error> {
         let mut state = self.usable("alloc")?;
-        let total = state.allocated.saturating_add(bytes);
+        let taken = state.allocated.load(Ordering::SeqCst);
+        let total = taken.saturating_add(bytes);
         for fault in &state.script.faults {
             if let Fault::AllocAbove(limit) = fault
                 && total > *limit
             {
-                let message = format!("{bytes} bytes were refused: {} of {limit} are taken", state.allocated);
+                let message = format!("{bytes} bytes were refused: {taken} of {limit} are taken");
                 return Err(Error::new(ErrorKind::OutOfMemory, message));
             }
         }
-        state.allocated = total;
+        let region = Region::new(self.owner, bytes, init)?;
+        state.allocated.fetch_add(bytes, Ordering::SeqCst);
+        state.peak = state.peak.max(total);
         state.trace.push(Event::Alloc(bytes));
-        Ok(self.own(Region::new(self.owner, bytes, init)?))
+        Ok(self.own(Counted { region, bytes, allocated: Arc::clone(&state.allocated) }))
     }
 
     fn adopt(&self, bytes: HostBytes, range: Range<usize>) -> Result<Buffer, Error> {

@@ -182,7 +182,7 @@ fn a_machine_without_graphs_records_one_as_any_sequence() {
 #[test]
 fn memory_and_builds_fail_when_told() {
     let fake = Fake::new(Script { faults: vec![Fault::AllocAbove(100), Fault::Build("bad".into())], ..script() });
-    fake.alloc(60, Init::Zero).expect("within the limit");
+    let _held = fake.alloc(60, Init::Zero).expect("within the limit");
     assert_eq!(fake.alloc(41, Init::Zero).err().expect("beyond").kind(), ErrorKind::OutOfMemory);
     fake.alloc(40, Init::Zero).expect("within the limit");
     let error = fake.load(&Source::Native { name: "bad", run: increment }).err().expect("does not build");
@@ -196,6 +196,19 @@ fn memory_and_builds_fail_when_told() {
     assert_eq!(fake.load(&text("t")).err().expect("unknown text").kind(), ErrorKind::Build);
     fake.rescript(|s| s.texts.extend([("t".to_string(), increment as planish_device::Native)]));
     fake.load(&text("t")).expect("known text");
+}
+
+#[test]
+fn memory_counts_for_as_long_as_it_lives() {
+    let fake = Fake::new(Script { faults: vec![Fault::AllocAbove(100)], ..script() });
+    let first = fake.alloc(60, Init::Zero).expect("within the limit");
+    let part = first.slice(8, 8).expect("inside");
+    drop(first);
+    assert_eq!(fake.memory(), (60, 60), "a slice keeps it");
+    drop(part);
+    assert_eq!(fake.memory(), (0, 60));
+    let again = fake.alloc(100, Init::Zero).expect("what was given back is there again");
+    assert_eq!((again.len(), fake.memory()), (100, (100, 100)));
 }
 
 #[test]

@@ -103,6 +103,91 @@ pub struct Report {
     pub compared: usize,
     /// Seconds it took.
     pub spent_s: f64,
+    /// When the time that tuning took is earned back; none where nothing was tuned for it.
+    #[serde(default)]
+    pub break_even: Option<BreakEven>,
+}
+
+/// Tokens after which the time that tuning took is earned back.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BreakEven {
+    /// Seconds that tuning took, the check of the model included.
+    pub tuning_s: f64,
+    /// Tokens decoded by then, at the median of the gain; none where decode did not get faster.
+    pub tokens: Option<u64>,
+    /// The same at the lower bound of the gain.
+    pub tokens_most: Option<u64>,
+}
+
+impl Report {
+    /// The same with what `tuning` costs until it is earned back.
+    pub fn after(mut self, tuning: Duration) -> Report {
+        let Gain { default_tok_s, ratio, lo, effect, .. } = self.decode;
+        let tuning_s = tuning.as_secs_f64();
+        let tokens = |ratio: f64| {
+            let saved_s = (1.0 - 1.0 / ratio) / default_tok_s;
+            // A gain that is not beyond noise earns nothing that one may count on.
+            (effect == Effect::Faster && saved_s > 0.0).then(|| (tuning_s / saved_s).ceil() as u64)
+        };
+        self.break_even = Some(BreakEven { tuning_s, tokens: tokens(ratio), tokens_most: tokens(lo) });
+        self
+    }
+}
+
+/// One of two that are compared: runs the same tokens in one configuration or the other.
+pub trait Side {
+    /// Time of decode and of prefill, from an empty cache.
+    fn lap(&mut self) -> Result<[Duration; 2]>;
+}
+
+/// A decoder on a prompt and the tokens after it.
+struct Fed<'d> {
+    decoder: &'d mut dyn Contender,
+    prompt: &'d [u32],
+    rest: &'d [u32],
+}
+
+impl Side for Fed<'_> {
+    fn lap(&mut self) -> Result<[Duration; 2]> {
+        self.decoder.truncate(0);
+        let start = Instant::now();
+        self.decoder.feed(self.prompt)?;
+        let prefill = start.elapsed();
+        let start = Instant::now();
+        self.decoder.decode(self.rest)?;
+        Ok([start.elapsed(), prefill])
+    }
+}
+
+/// Gains of decode and of prefill, of `tokens` tokens each, in interleaved pairs of laps of the default and the tuned side.
+///
+/// A path that does not differ gains nothing. `None` when `cancel` was set before there was a result.
+pub fn gains(
+    [default, tuned]: [&mut dyn Side; 2],
+    differs: [bool; 2],
+    tokens: [usize; 2],
+    effort: &Effort,
+    cancel: &AtomicBool,
+) -> Result<Option<[Gain; 2]>> {
+    let start = Instant::now();
+    let mut ratios = [Pairs::default(), Pairs::default()];
+    for pair in 0..effort.pairs.max(PAIRS_MIN) {
+        if cancel.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        if pair >= PAIRS_MIN && start.elapsed() > effort.budget {
+            break;
+        }
+        let mut times = [[Duration::ZERO; 2]; 2];
+        // The order alternates, so that neither profits from what the other left behind.
+        for side in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+            times[side] = if side == 0 { default.lap()? } else { tuned.lap()? };
+        }
+        for (path, pairs) in ratios.iter_mut().enumerate() {
+            pairs.push(times[0][path], times[1][path]);
+        }
+    }
+    Ok(Some([0, 1].map(|path: usize| ratios[path].gain(tokens[path], differs[path]))))
 }
 
 /// A decoder as the comparison drives it.
@@ -158,47 +243,26 @@ pub fn compare_on(
     let start = Instant::now();
     let (prompt, rest) = ids.split_at(ids.len() - effort.tokens);
     let mut report = distance([&mut *default, &mut *tuned], prompt, rest)?;
-    let mut ratios = [Pairs::default(), Pairs::default()];
-    for pair in 0..effort.pairs.max(PAIRS_MIN) {
-        let spent = start.elapsed();
-        if cancel.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        if pair >= PAIRS_MIN && spent > effort.budget {
-            break;
-        }
-        let mut times = [[Duration::ZERO; 2]; 2];
-        // The order alternates, so that neither profits from what the other left behind.
-        for side in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
-            let decoder = if side == 0 { &mut *default } else { &mut *tuned };
-            times[side] = lap(decoder, prompt, rest)?;
-        }
-        for (path, pairs) in ratios.iter_mut().enumerate() {
-            pairs.push(times[0][path], times[1][path]);
-        }
-    }
-    report.decode = ratios[0].gain(rest.len(), paths[0]);
-    report.prefill = ratios[1].gain(prompt.len(), paths[1]);
+    let mut sides = [default, tuned].map(|decoder| Fed { decoder, prompt, rest });
+    let [a, b] = &mut sides;
+    let Some(gains) = gains([a, b], paths, [rest.len(), prompt.len()], effort, cancel)? else { return Ok(None) };
+    [report.decode, report.prefill] = gains;
     report.spent_s = start.elapsed().as_secs_f64();
     Ok(Some(report))
-}
-
-/// Times of decode and of prefill.
-fn lap(decoder: &mut dyn Contender, prompt: &[u32], rest: &[u32]) -> Result<[Duration; 2]> {
-    decoder.truncate(0);
-    let start = Instant::now();
-    decoder.feed(prompt)?;
-    let prefill = start.elapsed();
-    let start = Instant::now();
-    decoder.decode(rest)?;
-    Ok([start.elapsed(), prefill])
 }
 
 /// An untimed run of both, which also warms them: how far their logits are apart.
 fn distance([default, tuned]: [&mut dyn Contender; 2], prompt: &[u32], rest: &[u32]) -> Result<Report> {
     let nothing = Pairs::default().gain(1, false);
-    let mut report =
-        Report { decode: nothing, prefill: nothing, logit_delta_max: 0.0, same_best: 0, compared: 0, spent_s: 0.0 };
+    let mut report = Report {
+        decode: nothing,
+        prefill: nothing,
+        logit_delta_max: 0.0,
+        same_best: 0,
+        compared: 0,
+        spent_s: 0.0,
+        break_even: None,
+    };
     default.truncate(0);
     tuned.truncate(0);
     let best = |logits: &[f32]| greedy_token(Isa::Portable, logits);
@@ -331,6 +395,8 @@ pub fn remember(report: &Report, digest: &str, identities: &Identities, store: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use planish_tune::scripted::{Script, Scripted};
+    use planish_tune::{Budget, Policy, Resume, Silent, Task, Verdict, VirtualClock};
 
     #[track_caller]
     fn check(ratios: &[f64], differs: bool, want: Effect) {
@@ -339,6 +405,92 @@ mod tests {
             pairs.push(Duration::from_secs_f64(*r), Duration::from_secs(1));
         }
         assert_eq!(pairs.gain(10, differs).effect, want, "{ratios:?}");
+    }
+
+    /// A machine with a cache of 4 units, on which a token runs two ops in turn: `fast` is quicker alone in its large
+    /// variant, which leaves the other op with nothing in the cache.
+    struct Cached {
+        large: bool,
+        laps: u32,
+    }
+
+    /// Nanoseconds of the op alone, again and again, and units of cache that it leaves behind.
+    fn alone(large: bool) -> (f64, u32) {
+        if large { (80e3, 4) } else { (100e3, 1) }
+    }
+
+    impl Side for Cached {
+        fn lap(&mut self) -> Result<[Duration; 2]> {
+            self.laps += 1;
+            let (own, units) = alone(self.large);
+            let other = if units + 2 > 4 { 150e3 } else { 90e3 };
+            let jitter = 1.0 + 0.01 * f64::from(self.laps * 7 % 5);
+            let token_s = (own + other) * jitter * 1e-9;
+            Ok([Duration::from_secs_f64(24.0 * token_s), Duration::from_secs_f64(128.0 * token_s)])
+        }
+    }
+
+    /// Promoted by its own time, refused by the model's: a candidate that lives off the cache of others.
+    #[test]
+    fn what_is_faster_alone_and_slows_the_model_is_refused_by_the_model() {
+        let clock = VirtualClock::new();
+        let script = Script::of_times(1, &[alone(false).0, alone(true).0]);
+        let mut subject = Scripted::new(script, clock.clone());
+        let cancel = AtomicBool::new(false);
+        let task = Task {
+            budget: Budget::new(&clock, Duration::from_secs(60)),
+            cancel: &cancel,
+            observer: &mut Silent,
+            resume: Resume::default(),
+            policy: Policy::default(),
+        };
+        let outcome = planish_tune::tune(&mut subject, task).expect("the default works");
+        assert!(matches!(outcome.verdict, Verdict::Promoted { ratio, .. } if ratio > 1.2), "{:?}", outcome.verdict);
+        let side = |large| Cached { large, laps: 0 };
+        let compare = |tuned: bool| {
+            let (mut default, mut tuned) = (side(false), side(tuned));
+            let gains = gains([&mut default, &mut tuned], [true, true], [24, 128], &Effort::default(), &cancel);
+            gains.expect("no error").expect("not cancelled")
+        };
+        let [decode, prefill] = compare(true);
+        assert_eq!((decode.effect, prefill.effect), (Effect::Slower, Effect::Slower), "{decode:?}");
+        assert!(decode.hi < 0.9 && decode.pairs >= PAIRS_MIN, "{decode:?}");
+        assert_eq!(compare(false)[0].effect, Effect::NoEffect, "the same on both sides");
+        cancel.store(true, Ordering::Relaxed);
+        let stopped = gains([&mut side(false), &mut side(true)], [true; 2], [24, 128], &Effort::default(), &cancel);
+        assert!(stopped.expect("no error").is_none());
+    }
+
+    /// 100 tokens/s become 125: a token saves 2 ms, so 30 s are earned back by 15,000 tokens, at the lower bound by more.
+    #[test]
+    fn tuning_is_earned_back_by_the_tokens_that_its_gain_saves() {
+        let gain = |effect| Gain {
+            default_tok_s: 100.0,
+            tuned_tok_s: 125.0,
+            ratio: 1.25,
+            lo: 1.1,
+            hi: 1.3,
+            pairs: 16,
+            effect,
+        };
+        let report = |effect| Report {
+            decode: gain(effect),
+            prefill: gain(effect),
+            logit_delta_max: 0.0,
+            same_best: 1,
+            compared: 1,
+            spent_s: 5.0,
+            break_even: None,
+        };
+        let after = report(Effect::Faster).after(Duration::from_secs(30)).break_even.expect("told");
+        assert_eq!((after.tokens, after.tokens_most), (Some(15_000), Some(33_000)));
+        let never = report(Effect::NoEffect).after(Duration::from_secs(30)).break_even.expect("told");
+        assert_eq!((never.tuning_s, never.tokens, never.tokens_most), (30.0, None, None));
+        let old = serde_json::to_value(report(Effect::Faster)).expect("plain");
+        let mut old = old.as_object().expect("an object").clone();
+        old.remove("break_even");
+        let back: Report = serde_json::from_value(old.into()).expect("a record from before still reads");
+        assert_eq!(back, report(Effect::Faster));
     }
 
     #[test]

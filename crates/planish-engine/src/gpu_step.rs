@@ -11,6 +11,7 @@ use planish_device::{Cpu, CpuOptions};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Shape};
 use planish_kernels::weight::Activations;
+use planish_tune::contain::{Stage, Tell};
 use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, Wrong};
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,9 @@ pub struct StepSpec {
     pub threads: usize,
     /// The architecture that kernels are compiled for, where there is a choice.
     pub arch: Option<String>,
+    /// Candidates must give the bits of the default.
+    #[serde(default)]
+    pub deterministic: bool,
 }
 
 /// A model on a device.
@@ -88,8 +92,9 @@ pub struct StepSubject<'a> {
     ids: Vec<u32>,
     /// Logits after each of the gate's tokens, from the processor.
     oracle: Vec<Vec<f32>>,
-    /// Error of the default, once it has run.
-    error: Option<f64>,
+    /// Error of the default and its logits, once it has run.
+    default: Option<(f64, Vec<Vec<f32>>)>,
+    tell: Option<Tell>,
     decoders: Vec<(Config, GpuDecoder<'a>)>,
 }
 
@@ -126,9 +131,20 @@ impl<'a> StepSubject<'a> {
             space,
             ids,
             oracle: Vec::new(),
-            error: None,
+            default: None,
+            tell: None,
             decoders: Vec::new(),
         })
+    }
+
+    /// The same with `tell` told when the processor's logits are made, which is not the candidate's time.
+    pub fn telling(mut self, tell: &Tell) -> Self {
+        self.tell = Some(tell.clone());
+        self
+    }
+
+    fn tell(&self, stage: &Stage) {
+        self.tell.iter().for_each(|tell| tell(stage.clone()));
     }
 
     /// The shape under which its choice is stored.
@@ -165,7 +181,6 @@ impl<'a> StepSubject<'a> {
             decoder.feed_all(&ids).map_err(|e| Rejection::Launch(e.to_string()))
         };
         let (first, second) = (run()?, run()?);
-        let bits = |all: &[Vec<f32>]| all.iter().flatten().map(|v| v.to_bits()).collect::<Vec<u32>>();
         if bits(&first) != bits(&second) {
             return Err(wrong("nondeterministic", f64::INFINITY, "two runs differ".to_owned()));
         }
@@ -175,6 +190,7 @@ impl<'a> StepSubject<'a> {
     /// The processor's logits, made when first asked for.
     fn oracle(&mut self) -> Result<&[Vec<f32>]> {
         if self.oracle.is_empty() {
+            self.tell(&Stage::Prepare);
             let file = &self.model.file;
             let cpu = Cpu::new(CpuOptions::default())?;
             let machine = Machine { backend: &cpu, isa: Isa::detect() };
@@ -184,6 +200,7 @@ impl<'a> StepSubject<'a> {
             let options = decoder::Options { context: n, chunk: n, activations, kv, all_logits: true };
             let mut decoder = Decoder::new(machine, &file.hyper, &weights, options, &Defaults)?;
             self.oracle = decoder.feed_all(&self.ids[..n])?;
+            self.tell(&Stage::Run);
         }
         Ok(&self.oracle)
     }
@@ -200,6 +217,10 @@ impl<'a> StepSubject<'a> {
         }
         Ok(worst)
     }
+}
+
+fn bits(all: &[Vec<f32>]) -> Vec<u32> {
+    all.iter().flatten().map(|v| v.to_bits()).collect()
 }
 
 /// Root of the mean square of `got - want`, over the deviation of `want`.
@@ -228,17 +249,21 @@ impl Subject for StepSubject<'_> {
         if let Some(name) = self.space.violated(config) {
             return Err(Rejection::Constraint(name));
         }
-        if self.error.is_none() {
+        if self.default.is_none() {
             let default = self.space.default.clone();
             let logits = self.logits(&default)?;
-            self.error = Some(self.error_of(&logits)?);
+            self.default = Some((self.error_of(&logits)?, logits));
         }
-        let default = self.error.expect("found above");
+        let default = self.default.as_ref().expect("found above").0;
         let (bound, error) = if *config == self.space.default {
             let far = FAR.iter().find(|(class, _)| *class == self.spec.activations).map_or(0.0, |(_, far)| *far);
             (far, default)
         } else {
             let logits = self.logits(config)?;
+            let same = self.default.as_ref().is_some_and(|(_, wanted)| bits(wanted) == bits(&logits));
+            if self.spec.deterministic && !same {
+                return Err(wrong("reduction order", f64::INFINITY, "other bits than the default's".to_owned()));
+            }
             (TWICE * default + ROUNDING, self.error_of(&logits)?)
         };
         let ratio = error / bound;

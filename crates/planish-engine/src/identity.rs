@@ -88,11 +88,17 @@ pub struct StoreChoices<'a> {
     pub identities: &'a Identities,
     /// Stored, replayed, off or pinned.
     pub mode: &'a Mode,
+    /// Only what gives the bits of the default is taken: records of another reduction class are as if they were not there.
+    pub deterministic: bool,
 }
 
 impl Choices for StoreChoices<'_> {
     fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
-        self.choose_for(op.name, shape, space)
+        if self.deterministic {
+            self.choose_of(op.name, shape, &op.in_order(space.clone()))
+        } else {
+            self.choose_of(op.name, shape, space)
+        }
     }
 
     fn choose_beyond(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
@@ -104,8 +110,7 @@ impl Choices for StoreChoices<'_> {
 }
 
 impl StoreChoices<'_> {
-    /// The chosen configuration of the op of this name, or `None` to take the default.
-    pub fn choose_for(&self, op: &str, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+    fn choose_of(&self, op: &str, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
         let key = key_of(op, shape)?;
         let identity = self.identities.of(space);
         let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
@@ -142,9 +147,12 @@ fn values(space: &Space) -> String {
 
 #[cfg(test)]
 mod tests {
+    use planish_device::fake::{Fake, Script};
     use planish_device::{Cpu, CpuOptions};
     use planish_kernels::cpu::isa::Isa;
+    use planish_kernels::gpu::decode;
     use planish_kernels::ops;
+    use planish_tune::store::{Choice, Layers, Ratio, Source, State, Store};
 
     use super::*;
 
@@ -199,5 +207,47 @@ mod tests {
         let fits = |shape: &Shape| (op.check)(shape).is_ok();
         let mut shapes = texts.iter().map(|t| t.parse::<Shape>().expect("a shape"));
         shapes.find(fits).unwrap_or_else(|| "batch=2,context=32".parse().expect("a shape"))
+    }
+
+    /// The store holds a winner whose sums are in another order: it runs, but not where bits are to stay.
+    #[test]
+    fn a_record_of_another_reduction_class_is_ignored_in_deterministic_mode() {
+        let mut script = Script::default();
+        (script.limits.max_threads, script.limits.shared_bytes) = (1024, 48 << 10);
+        let fake = Fake::new(script);
+        let machine = Machine { backend: &fake, isa: Isa::Portable };
+        let op = &decode::OP.op;
+        let shape = decode::OP.shapes().next().expect("a shape");
+        let space = (op.space)(&shape, &machine);
+        let foreign = |c: &Config| space.violated(c).is_none() && op.class(c) != op.class(&space.default);
+        let config = space.candidates().into_iter().find(foreign).expect("another order of sums");
+        let identities = Identities::new(&machine, &Policy::default());
+        let mut store = Store::open(Layers::default());
+        let choice = |config: &Config, identity| Choice {
+            key: key(op, &shape).expect("a key"),
+            identity,
+            config: config.clone(),
+            source: Source::Tuned,
+            state: State::Tuned,
+            ratio: Ratio { lo: 1.2, mid: 1.3, hi: 1.4 },
+            ns_median: 1e4,
+            written_ms: 1,
+            evidence: None,
+        };
+        store.append(choice(&config, identities.of(&space))).expect("appended");
+        let chosen = |store: &Store, deterministic| {
+            let (snapshot, identities) = (store.snapshot(), &identities);
+            let choices = StoreChoices { snapshot, identities, mode: &Mode::Stored, deterministic };
+            choices.choose(op, &shape, &space).expect("an answer")
+        };
+        assert_eq!(chosen(&store, false), Some(Chosen { config: config.clone(), tier: "tuned" }));
+        let ignored = chosen(&store, true);
+        assert!(ignored.as_ref().is_none_or(|c| c.config == space.default), "{ignored:?}");
+        // One of the same order, found by a deterministic search, is taken by that mode and a prior to the other.
+        let same = |c: &Config| space.violated(c).is_none() && op.class(c) == op.class(&space.default);
+        let sibling = space.candidates().into_iter().skip(1).find(same).expect("the same order of sums");
+        store.append(choice(&sibling, identities.of(&op.in_order(space.clone())))).expect("appended");
+        assert_eq!(chosen(&store, true), Some(Chosen { config: sibling, tier: "tuned" }));
+        assert_eq!(chosen(&store, false).map(|c| c.config), Some(config));
     }
 }

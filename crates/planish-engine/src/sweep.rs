@@ -142,7 +142,7 @@ fn load() -> Option<f64> {
 
 fn work(op: &'static Op, shape: &Shape) -> Result<Work> {
     (op.check)(shape).map_err(|why| Error::request(format!("{}: {why}", op.name)))?;
-    Ok(Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: None })
+    Ok(Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: None, deterministic: false })
 }
 
 fn run(work: &Work, configs: &[Config], rounds: usize, setting: &Setting<'_>, budget: Duration) -> Result<Sweep> {

@@ -1,5 +1,6 @@
 //! Tuning a worklist: each op at each shape in a worker process, within one budget, every outcome stored at once.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,8 +10,9 @@ use std::time::Duration;
 
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
-use planish_kernels::subject::{OpSubject, Spec};
-use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup};
+use planish_kernels::subject::{OpSubject, Spec, risk};
+use planish_kernels::telling::Telling;
+use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::store::{
     Choice, Earlier, Evidence, Identity, Key, Progress, Ratio, Source, State, Store, Tier, now_ms,
 };
@@ -29,16 +31,10 @@ use crate::roof::Roof;
 /// A worker loads a whole model, and compiles all of its kernels for every candidate.
 const STEP_DEADLINES: Deadlines = Deadlines {
     build: Duration::from_secs(180),
+    prepare: Duration::from_secs(300),
+    compile: Duration::from_secs(180),
     admit: Duration::from_secs(90),
     time: Duration::from_secs(30),
-    sentinel: Duration::from_secs(60),
-};
-
-/// The first timing of an op fills copies of its weights, on a large cache a gigabyte of them.
-const OP_DEADLINES: Deadlines = Deadlines {
-    build: Duration::from_secs(30),
-    admit: Duration::from_secs(60),
-    time: Duration::from_secs(60),
     sentinel: Duration::from_secs(60),
 };
 
@@ -55,6 +51,8 @@ pub struct Work {
     pub uses: u32,
     /// Where the item is a whole step of a model on a GPU, what a worker makes it from.
     pub step: Option<Arc<Step>>,
+    /// Only configurations that give the bits of the default are tried, and only such records are known.
+    pub deterministic: bool,
 }
 
 /// A whole step of a model on a GPU, as an item of a worklist.
@@ -78,7 +76,9 @@ impl std::fmt::Debug for Step {
 impl Work {
     /// What may be tried on `machine`.
     pub fn space(&self, machine: &Machine<'_>) -> Space {
-        self.step.as_ref().map_or_else(|| (self.op.space)(&self.shape, machine), |step| step.space.clone())
+        let whole = self.step.as_ref().map(|step| step.space.clone());
+        let whole = whole.unwrap_or_else(|| (self.op.space)(&self.shape, machine));
+        if self.deterministic { self.op.in_order(whole) } else { whole }
     }
 }
 
@@ -105,7 +105,14 @@ pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
             let share = if total > 0.0 { time(e) / total } else { 0.0 };
             match all.iter_mut().find(|w| w.op.name == e.op.name && w.shape == e.shape) {
                 Some(w) => w.share = w.share.max(share),
-                None => all.push(Work { op: e.op, shape: e.shape.clone(), share, uses: e.uses, step: None }),
+                None => all.push(Work {
+                    op: e.op,
+                    shape: e.shape.clone(),
+                    share,
+                    uses: e.uses,
+                    step: None,
+                    deterministic: false,
+                }),
             }
         }
     }
@@ -175,6 +182,8 @@ pub trait Watch {
     fn ends(&mut self, done: &Done);
     /// Something a user should know once.
     fn warning(&mut self, warning: &str);
+    /// The worker is alive, and has been at `stage` of the present item for `waited`.
+    fn beat(&mut self, _stage: &Stage, _waited: Duration) {}
 }
 
 /// Tunes `works` in order and stores every outcome as soon as it is known.
@@ -293,7 +302,21 @@ fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
         read_gb_s: setting.ceilings.map(|c| c.read_gb_s),
         peak: setting.ceilings.map(|c| c.peak),
         seed: 1,
+        deterministic: work.deterministic,
     }
+}
+
+/// Another command that starts the same program with the same arguments and environment.
+fn same(command: &Command) -> Command {
+    let mut again = Command::new(command.get_program());
+    again.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => again.env(name, value),
+            None => again.env_remove(name),
+        };
+    }
+    again
 }
 
 /// What is done for candidates of an item before they are admitted.
@@ -309,12 +332,12 @@ fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
     if let Some(step) = &work.step {
         return Ok(Setup {
             subject: String::new(),
-            space: step.space.clone(),
+            space: work.space(&setting.machine),
             points: vec![Point(0)],
             floor: vec![step.floor],
             spec: serde_json::to_value(&step.spec).expect(plain),
             deadlines: STEP_DEADLINES,
-            risk: |_| 0,
+            risk,
         });
     }
     let spec = spec(work, setting);
@@ -325,25 +348,23 @@ fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
         points: local.points(),
         floor: local.points().iter().map(|p| local.floor(*p)).collect(),
         spec: serde_json::to_value(&spec).expect(plain),
-        deadlines: OP_DEADLINES,
-        risk: |_| 0,
+        deadlines: Deadlines::default(),
+        risk,
     })
 }
 
 /// The item in a worker process of its own.
-pub(crate) fn remote(work: &Work, setting: &Setting<'_>, quarantine: &Arc<Mutex<Quarantine>>) -> Result<Remote> {
+pub(crate) fn remote(
+    work: &Work,
+    setting: &Setting<'_>,
+    quarantine: &Arc<Mutex<Quarantine>>,
+) -> Result<Remote<'static>> {
     let key = key(work.op, &work.shape)?;
     let mut setup = setup(work, setting)?;
     let identity = setting.identities.of(&setup.space);
     setup.subject = format!("{key} {} {}", identity.silicon.hash16(), identity.kernel);
     let command = (setting.worker)();
-    let (program, args): (_, Vec<_>) =
-        (command.get_program().to_owned(), command.get_args().map(ToOwned::to_owned).collect());
-    let again = move || {
-        let mut command = Command::new(&program);
-        command.args(&args);
-        command
-    };
+    let again = move || same(&command);
     Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)))
 }
 
@@ -356,7 +377,9 @@ fn tune_one(
     allowance: Duration,
     watch: &mut dyn Watch,
 ) -> Result<Option<Fate>> {
-    let mut remote = remote(work, setting, quarantine)?;
+    let watch = RefCell::new(watch);
+    let heard = |stage: &Stage, waited| watch.borrow_mut().beat(stage, waited);
+    let mut remote = remote(work, setting, quarantine)?.hearing(Box::new(heard));
     let (key, space) = (key(work.op, &work.shape)?, remote.space().clone());
     let identity = setting.identities.of(&space);
     let earlier = if setting.force { Earlier::Forget } else { Earlier::Use };
@@ -369,7 +392,7 @@ fn tune_one(
     }
     let start = Budget::new(setting.clock, allowance);
     if let Some(claim) = claim(&key, &identity, &space, store).filter(|_| !setting.force) {
-        match try_claim(&mut remote, &claim, (setting, start), watch)? {
+        match try_claim(&mut remote, &claim, (setting, start), &watch)? {
             Trial::Held(outcome) => {
                 let confirms = serde_json::json!({ "source": claim.1.source, "differs": claim.2 });
                 let beside = [("roof", roof(work, setting)), ("confirms", confirms)];
@@ -378,10 +401,13 @@ fn tune_one(
                 return Ok(Some(Fate::Confirmed(outcome)));
             }
             Trial::Fell(_) if setting.cancel.load(Ordering::Relaxed) => {}
-            Trial::Fell(why) => watch.warning(&format!("{key}: a prior is not confirmed, so it is tuned anew: {why}")),
+            Trial::Fell(why) => {
+                let said = format!("{key}: a prior is not confirmed, so it is tuned anew: {why}");
+                watch.borrow_mut().warning(&said);
+            }
         }
     }
-    let mut forward = Forward { watch, journal };
+    let mut forward = Forward { watch: &watch, journal };
     let task = Task {
         budget: Budget::new(setting.clock, start.left()),
         cancel: setting.cancel,
@@ -420,10 +446,10 @@ fn roof(work: &Work, setting: &Setting<'_>) -> serde_json::Value {
 
 /// Puts a prior to the test, in at most half of the time that its item has.
 fn try_claim(
-    remote: &mut Remote,
+    remote: &mut Remote<'_>,
     (claim, ..): &(Claim, Choice, Vec<String>),
     (setting, start): (&Setting<'_>, Budget<'_>),
-    watch: &mut dyn Watch,
+    watch: &RefCell<&mut dyn Watch>,
 ) -> Result<Trial> {
     let task = Task {
         budget: Budget::new(setting.clock, start.left().mul_f64(0.5)),
@@ -437,15 +463,15 @@ fn try_claim(
 }
 
 /// Shows what happens, and writes it down for a run that comes after an interruption.
-struct Forward<'w> {
-    watch: &'w mut dyn Watch,
+struct Forward<'w, 'c> {
+    watch: &'c RefCell<&'w mut dyn Watch>,
     journal: Progress,
 }
 
-impl Observer for Forward<'_> {
+impl Observer for Forward<'_, '_> {
     fn event(&mut self, event: &Event) {
         self.journal.note(event);
-        self.watch.event(event);
+        self.watch.borrow_mut().event(event);
     }
 }
 
@@ -506,7 +532,7 @@ enum Wanted {
 /// `open` gives the machine whose backend has the name that a spec carries; each is opened once, and kept.
 pub fn serve_worker(open: &mut dyn FnMut(&str) -> Result<Machine<'static>, String>) -> Result<()> {
     let mut machines: HashMap<String, Machine<'static>> = HashMap::new();
-    let mut factory = |spec: &serde_json::Value| {
+    let mut factory = |spec: &serde_json::Value, tell: &Tell| {
         let wanted: Wanted = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
         let device = match &wanted {
             Wanted::Step(spec) => &spec.device,
@@ -516,17 +542,19 @@ pub fn serve_worker(open: &mut dyn FnMut(&str) -> Result<Machine<'static>, Strin
             Some(machine) => *machine,
             None => {
                 let machine = open(device)?;
+                let machine = Machine { backend: Box::leak(Box::new(Telling::new(machine.backend, tell))), ..machine };
                 machines.insert(device.clone(), machine);
                 machine
             }
         };
         match wanted {
-            Wanted::Op(spec) => Ok(Box::new(OpSubject::new(spec, machine)?) as Box<dyn Subject>),
+            Wanted::Op(spec) => Ok(Box::new(OpSubject::new(spec, machine)?.telling(tell)) as Box<dyn Subject>),
             Wanted::Step(spec) => {
                 let model = StepModel::open(&spec, &machine).map_err(|e| e.to_string())?;
                 // The process serves this one model until it ends.
                 let model: &'static StepModel = Box::leak(Box::new(model));
-                Ok(Box::new(StepSubject::new(spec, machine, model).map_err(|e| e.to_string())?) as Box<dyn Subject>)
+                let subject = StepSubject::new(spec, machine, model).map_err(|e| e.to_string())?;
+                Ok(Box::new(subject.telling(tell)) as Box<dyn Subject>)
             }
         }
     };

@@ -323,7 +323,8 @@ fn off_is_the_default_whatever_the_store_has() {
         let (identities, store) =
             (Identities::new(&machine, &Policy::default()), full_store(&loaded, machine, options));
         let decoder = |mode: &Mode| {
-            let choices = StoreChoices { snapshot: store.snapshot(), identities: &identities, mode };
+            let choices =
+                StoreChoices { snapshot: store.snapshot(), identities: &identities, mode, deterministic: false };
             Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &choices).expect("a decoder")
         };
         let mut plain = Decoder::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults).expect("a decoder");

@@ -100,7 +100,7 @@ fn gate(op: &'static GpuOp, problems: &[Problem], config: &Config, cuda: &Cuda) 
     let mut worst = 0f64;
     for problem in problems {
         let passed = tier::pass(op, &machine(cuda), problem, config);
-        worst = worst.max(passed.map_err(|e| format!("{} at {}, {config}: {e}", op.op.name, problem.shape))?);
+        worst = worst.max(passed.map_err(|e| format!("{} at {}, {config}: {e}", op.op.name, problem.shape))?.worst);
     }
     Ok(worst)
 }

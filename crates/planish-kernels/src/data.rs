@@ -47,7 +47,7 @@ impl Rng {
     }
 }
 
-/// `n` values: normal, or with one in sixteen a thousand times larger or smaller.
+/// `n` values: normal, or with one in sixteen a thousand times larger or smaller, or all of another magnitude.
 pub fn floats(rng: &mut Rng, n: usize, fill: Fill) -> Vec<f32> {
     let one = |rng: &mut Rng| {
         let v = rng.normal();
@@ -55,6 +55,8 @@ pub fn floats(rng: &mut Rng, n: usize, fill: Fill) -> Vec<f32> {
             (Fill::Extreme, 0) => v * 1000.0,
             (Fill::Extreme, 1) => v * 1e-3,
             (Fill::Extreme, 2) => 0.0,
+            (Fill::Huge, _) => v * 1e12,
+            (Fill::Tiny, _) => v * 1e-12,
             _ => v,
         }
     };
@@ -106,6 +108,10 @@ pub fn weights(rng: &mut Rng, ty: WeightType, rows: usize, cols: usize, fill: Fi
     let n = rows * ty.row_bytes(cols).expect("columns are whole blocks");
     match ty {
         WeightType::F32 => return bytes(&floats(rng, rows * cols, fill)),
+        // A half holds no number of the other magnitudes.
+        WeightType::F16 if matches!(fill, Fill::Huge | Fill::Tiny) => {
+            return bytes_f16(&floats(rng, rows * cols, Fill::Random));
+        }
         WeightType::F16 => return bytes_f16(&floats(rng, rows * cols, fill)),
         WeightType::BF16 => {
             let values = floats(rng, rows * cols, fill);

@@ -5,21 +5,27 @@
 //! two runs, NaN or infinity where the reference has none, and errors beyond the bound.
 //! Reads outside the inputs show as errors, since the fences hold huge values (NaN as f16).
 
-use std::time::Duration;
+use std::hash::{DefaultHasher, Hasher};
+use std::time::{Duration, Instant};
 
-use planish_device::{Backend, Buffer, Init, Launch, Slice};
+use planish_device::{Backend, Buffer, ErrorKind, Init, Launch, Slice};
 use planish_tune::{Rejection, Wrong};
 
 use crate::op::{Arg, Expected, Fill, Op, Problem, Shape};
 
-const FENCE: usize = 256;
+pub(crate) const FENCE: usize = 256;
 /// As a float of four such bytes -1.7e38, as f16 NaN.
-const FENCE_BYTE: u8 = 0xfe;
+pub(crate) const FENCE_BYTE: u8 = 0xfe;
 /// Two poisons: a float of 0xff bytes is NaN, one of 0xcb bytes is a huge negative number.
-const POISONS: [u8; 2] = [0xff, 0xcb];
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const POISONS: [u8; 2] = [0xff, 0xcb];
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// Tokens by which a short step falls short of its launches.
 const SHORT: i64 = 3;
+/// Ops whose results scale with their inputs, or not at all: of any magnitude in, a finite one comes out.
+const SCALED: [&str; 9] =
+    ["matvec", "matvec_mlx", "gemm", "rms_norm", "rms_norm_add", "glu", "swiglu", "softcap", "rope"];
+/// How the refusal for want of memory begins.
+const OUT_OF_MEMORY: &str = "out of memory";
 
 /// Makes the launches of a call from its argument slices.
 pub type Steps<'a> = &'a dyn Fn(&[Slice]) -> Result<Vec<Launch>, Rejection>;
@@ -43,19 +49,44 @@ pub fn cases(op: &Op, shape: &Shape, seed: u64) -> Vec<Case> {
         let launched = if batch == 1 { shape.clone() } else { shape.clone().with("batch", batch + SHORT) };
         cases.push(Case { problem: (op.problem)(shape, seed ^ 0x5eed, Fill::Extreme), launched });
     }
+    let smallest = cases.last().map(|case| case.problem.shape.clone());
+    if let Some(shape) = smallest.filter(|shape| is_scaled(op, shape)) {
+        for fill in [Fill::Huge, Fill::Tiny] {
+            cases.push(Case { problem: (op.problem)(&shape, seed, fill), launched: shape.clone() });
+        }
+    }
     cases
+}
+
+/// Whether `op` is to be tried with inputs of other magnitudes, which tensors of halves cannot hold.
+fn is_scaled(op: &Op, shape: &Shape) -> bool {
+    let halves = shape.has("type") && shape.name("type") == "f16" && !shape.has("act");
+    SCALED.contains(&op.name) && !halves
+}
+
+/// What the gate saw of a configuration that passed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Passed {
+    /// The worst error over its bound, at most 1.
+    pub worst: f64,
+    /// Stands for the bits of all outputs.
+    pub bits: u64,
 }
 
 /// Runs `problem` and compares; returns the worst error over its bound, at most 1.
 pub fn check(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Result<f64, Rejection> {
-    let launch = |e: planish_device::Error| Rejection::Launch(e.to_string());
+    pass(backend, problem, steps).map(|passed| passed.worst)
+}
+
+/// The same with the bits of what came out.
+pub fn pass(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Result<Passed, Rejection> {
+    let launch = |e: planish_device::Error| refused(&e, DEADLINE);
     let fenced = Fenced::new(backend, problem).map_err(launch)?;
     let sequence = backend.record(&steps(&fenced.slices)?).map_err(unfit)?;
     let mut runs = Vec::new();
     for poison in POISONS {
         fenced.fill(backend, problem, poison).map_err(launch)?;
-        let token = backend.submit(&sequence).map_err(launch)?;
-        backend.wait(token, DEADLINE).map_err(launch)?;
+        run(backend, &sequence)?;
         runs.push(fenced.read(backend).map_err(launch)?);
     }
     let refuse = |check: &str, worst: f64, detail: String| {
@@ -66,21 +97,47 @@ pub fn check(backend: &dyn Backend, problem: &Problem, steps: Steps<'_>) -> Resu
             detail,
         })
     };
-    let mut worst = 0f64;
+    let (mut worst, mut bits) = (0f64, DefaultHasher::new());
     for (i, arg) in problem.args.iter().enumerate() {
         let (first, second) = (&runs[0][i], &runs[1][i]);
         judge(arg, first, second)
             .map(|w| worst = worst.max(w))
             .map_err(|v| refuse(v.check, v.worst, format!("argument {i}: {}", v.detail)))?;
+        if matches!(arg, Arg::Out(_) | Arg::InOut(..)) {
+            bits.write(&first[FENCE..first.len() - FENCE]);
+        }
     }
-    Ok(worst)
+    Ok(Passed { worst, bits: bits.finish() })
+}
+
+/// Runs a sequence to its end, or to the deadline of the gate.
+pub(crate) fn run(backend: &dyn Backend, sequence: &planish_device::Sequence) -> Result<(), Rejection> {
+    let start = Instant::now();
+    let token = backend.submit(sequence).map_err(|e| refused(&e, start.elapsed()))?;
+    backend.wait(token, DEADLINE).map_err(|e| refused(&e, DEADLINE))
+}
+
+/// The rejection for what a machine answered, after `waited` where it is that no answer came.
+pub fn refused(e: &planish_device::Error, waited: Duration) -> Rejection {
+    match e.kind() {
+        ErrorKind::Build => Rejection::Compile(e.to_string()),
+        ErrorKind::Poisoned => Rejection::Crashed(e.to_string()),
+        ErrorKind::Timeout => Rejection::Timeout(waited.as_secs_f64()),
+        ErrorKind::OutOfMemory => Rejection::Launch(format!("{OUT_OF_MEMORY}: {e}")),
+        ErrorKind::Unavailable | ErrorKind::BadLaunch | ErrorKind::TooLarge => Rejection::Launch(e.to_string()),
+    }
+}
+
+/// Whether it was for want of memory.
+pub(crate) fn is_out_of_memory(rejection: &Rejection) -> bool {
+    matches!(rejection, Rejection::Launch(why) if why.starts_with(OUT_OF_MEMORY))
 }
 
 /// The rejection for launches that a machine does not record: a constraint where they ask for more than it has.
 pub fn unfit(e: planish_device::Error) -> Rejection {
     match e.kind() {
-        planish_device::ErrorKind::TooLarge => Rejection::Constraint(e.to_string()),
-        _ => Rejection::Launch(e.to_string()),
+        ErrorKind::TooLarge => Rejection::Constraint(e.to_string()),
+        _ => refused(&e, DEADLINE),
     }
 }
 

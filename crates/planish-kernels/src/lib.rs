@@ -12,7 +12,9 @@ pub mod reference;
 pub mod rope_table;
 pub mod step;
 pub mod subject;
+pub mod telling;
 pub mod weight;
+mod whole;
 
 pub use error::Error;
 pub use op::{Cost, Op};

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use planish_device::{Backend, Launch, Slice};
-use planish_tune::{Config, Rejection, Space, Value};
+use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
 use crate::cpu::isa::Isa;
 
@@ -233,6 +234,11 @@ impl Dtype {
         }
     }
 
+    /// Unit roundoff of a float type.
+    pub(crate) fn unit(self) -> Option<f64> {
+        matches!(self, Dtype::F32 | Dtype::F16 | Dtype::Bf16).then(|| self.tolerance().0)
+    }
+
     /// Unit roundoff, relative and absolute tolerance (the latter times the largest value) of a float type.
     fn tolerance(self) -> (f64, f64, f64) {
         match self {
@@ -351,6 +357,10 @@ pub enum Fill {
     Random,
     /// Random with some values huge and some tiny.
     Extreme,
+    /// Random, and all of it 1e12 times as large.
+    Huge,
+    /// Random, and all of it 1e12 times as small.
+    Tiny,
     /// Random, to be timed and never compared: an op may leave out the exact results, which cost far more than the run.
     Unjudged,
 }
@@ -375,6 +385,32 @@ pub struct Op {
     pub steps: fn(&OpCall, &Config, &Machine<'_>) -> Result<Vec<Launch>, Rejection>,
     /// Which arguments are rotated between timings so that caches stay cold.
     pub rotated: &'static [usize],
+    /// Reduction class: the parameters that decide in which order numbers are summed. Configurations that agree in them
+    /// give the same bits.
+    pub reduces: &'static [&'static str],
+}
+
+impl Op {
+    /// `space` cut down to the reduction class of its default: whatever is chosen of it, the bits stay.
+    pub fn in_order(&self, mut space: Space) -> Space {
+        let of = |name: &str| space.params.iter().any(|p| p.name == name && p.values.len() > 1);
+        let fixed = self.reduces.iter().filter(|name| of(name));
+        let fixed: Vec<(&str, Value)> = fixed.filter_map(|n| Some((*n, space.default.get(n)?.clone()))).collect();
+        if fixed.is_empty() {
+            return space;
+        }
+        let names: Vec<&str> = fixed.iter().map(|(name, _)| *name).collect();
+        let name = format!("sums in the order of the default: its {}", names.join(", "));
+        let holds = move |c: &Config| fixed.iter().all(|(name, value)| c.get(name) == Some(value));
+        space.constraints.push(Constraint { name, holds: Arc::new(holds) });
+        space
+    }
+
+    /// The reduction class of `config`: what it says of the parameters that decide the order of sums.
+    pub fn class(&self, config: &Config) -> Config {
+        let of = |class: Config, name: &&str| config.get(name).map_or(class.clone(), |v| class.with(name, v.clone()));
+        self.reduces.iter().fold(Config::new(), of)
+    }
 }
 
 impl fmt::Debug for Op {

@@ -6,14 +6,16 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use planish_device::{Buffer, Error, Init, Sequence, Slice};
-use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject};
+use planish_device::{Buffer, Error, ErrorKind, Init, Sequence, Slice};
+use planish_tune::contain::{Stage, Tell};
+use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, Wrong};
 
 use crate::cpu::peak::Peak;
-use crate::gate::{self, Case};
+use crate::gate::{self, Case, Passed};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::whole::Whole;
 
 /// What a subject is made from; sent to a worker process as JSON.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -32,6 +34,9 @@ pub struct Spec {
     pub peak: Option<Peak>,
     /// Seed of all inputs.
     pub seed: u64,
+    /// Candidates must give the bits of the default, at the gate's cases and at the shape itself.
+    #[serde(default)]
+    pub deterministic: bool,
 }
 
 /// How much one timed sequence does, so that its start does not count.
@@ -63,8 +68,17 @@ pub fn find(device: &str, name: &str) -> Option<&'static Op> {
     }
 }
 
+/// How many traits `config` has by which a wrong kernel can take a device down and not just itself: a grid that waits
+/// for itself, and instructions of whole groups of warps with a copy engine beside them.
+pub fn risk(config: &Config) -> u32 {
+    let waits = matches!(config.name("PATH"), Some("token" | "layer"));
+    u32::from(waits) + u32::from(config.name("VARIANT") == Some("wgmma"))
+}
+
 /// Copies of rotated arguments, at most.
 const COPIES: u64 = 1024;
+/// Sets the inputs of the second opinion apart from those of the gate.
+const OTHER_SEED: u64 = 0x00c0_ffee;
 
 /// Bytes of the copies of an argument of `bytes`, of which those together should exceed `rotate_bytes`.
 pub fn rotated_bytes(bytes: u64, rotate_bytes: u64) -> u64 {
@@ -83,15 +97,24 @@ pub struct OpSubject<'a> {
     machine: Machine<'a>,
     space: Space,
     cases: Vec<Case>,
+    /// Bits of the default at each case, where candidates must have the same.
+    bits: Vec<u64>,
     rotation: Option<Rotation>,
+    /// Copies that a rotation may have, halved when memory runs out.
+    copies_most: usize,
     sequences: HashMap<Config, Vec<Sequence>>,
     turn: usize,
+    tell: Option<Tell>,
 }
 
 /// Copies of the arguments; the rotated ones differ from set to set, the others are shared.
 struct Rotation {
     attrs: crate::op::Attrs,
     sets: Vec<Vec<Slice>>,
+    /// The arguments without the bytes of inputs, which lie in the sets.
+    args: Vec<Arg>,
+    /// The tuned shape over the first set, where no case of the gate is of that shape.
+    whole: Option<Whole>,
 }
 
 impl<'a> OpSubject<'a> {
@@ -102,9 +125,15 @@ impl<'a> OpSubject<'a> {
             return Err(format!("{} is to run on {}, and this machine is {device}", spec.op, spec.device));
         }
         let op = find(device, &spec.op).ok_or_else(|| format!("no op of {device} is called {}", spec.op))?;
+        Self::of(op, spec, machine)
+    }
+
+    /// The same of an op that need not be in a table.
+    pub fn of(op: &'static Op, spec: Spec, machine: Machine<'a>) -> Result<Self, String> {
         (op.check)(&spec.shape)?;
         let shape = spec.shape.clone();
         let space = (op.space)(&shape, &machine);
+        let space = if spec.deterministic { op.in_order(space) } else { space };
         Ok(OpSubject {
             op,
             shape,
@@ -112,10 +141,24 @@ impl<'a> OpSubject<'a> {
             machine,
             space,
             cases: Vec::new(),
+            bits: Vec::new(),
             rotation: None,
+            copies_most: COPIES as usize,
             sequences: HashMap::new(),
             turn: 0,
+            tell: None,
         })
+    }
+
+    /// The same with `tell` told when inputs and references are made, which is not the candidate's time.
+    pub fn telling(mut self, tell: &Tell) -> Self {
+        self.tell = Some(tell.clone());
+        self
+    }
+
+    /// Copies of its rotated arguments; none before the first admission.
+    pub fn copies(&self) -> Option<usize> {
+        self.rotation.as_ref().map(|r| r.sets.len())
     }
 
     /// What one execution costs at least.
@@ -123,16 +166,97 @@ impl<'a> OpSubject<'a> {
         (self.op.cost)(&self.shape)
     }
 
+    /// Does `work` that is not the candidate's.
+    fn preparing<T>(&self, work: impl FnOnce() -> T) -> T {
+        let tell = |stage: Stage| self.tell.iter().for_each(|tell| tell(stage.clone()));
+        tell(Stage::Prepare);
+        let done = work();
+        tell(Stage::Run);
+        done
+    }
+
     fn make_cases(&mut self) {
         if self.cases.is_empty() {
-            self.cases = gate::cases(self.op, &self.shape, self.spec.seed);
+            self.cases = self.preparing(|| gate::cases(self.op, &self.shape, self.spec.seed));
         }
     }
 
-    /// The gate on one case; returns the worst error over its bound.
-    fn pass(&self, case: &Case, config: &Config) -> Result<f64, Rejection> {
+    /// The gate on one case.
+    fn pass(&self, case: &Case, config: &Config) -> Result<Passed, Rejection> {
         let steps = |args: &[Slice]| self.call(&case.launched, &case.problem.attrs, args).steps(config, &self.machine);
-        gate::check(self.machine.backend, &case.problem, &steps)
+        gate::pass(self.machine.backend, &case.problem, &steps)
+    }
+
+    /// The gate on all cases; returns the worst error over its bound.
+    fn pass_all(&mut self, config: &Config) -> Result<f64, Rejection> {
+        self.make_cases();
+        if self.spec.deterministic && self.bits.is_empty() {
+            let bits = |case| self.pass(case, &self.space.default).map(|passed| passed.bits);
+            self.bits = self.cases.iter().map(bits).collect::<Result<_, _>>()?;
+        }
+        let mut worst = 0f64;
+        for (i, case) in self.cases.iter().enumerate() {
+            let passed = self.pass(case, config)?;
+            worst = worst.max(passed.worst);
+            if self.bits.get(i).is_some_and(|bits| *bits != passed.bits) {
+                return Err(Rejection::Wrong(Wrong {
+                    check: "reduction order".to_owned(),
+                    case: format!("{} {}", case.problem.shape, case.problem.label),
+                    error_over_bound: f64::INFINITY,
+                    detail: "other bits than the default's".to_owned(),
+                }));
+            }
+        }
+        Ok(worst)
+    }
+
+    /// What `config` computes at the tuned shape, held against the default; nothing where a case of the gate is that.
+    fn agree_at_shape(&mut self, config: &Config) -> Result<(), Rejection> {
+        let is_whole = |c: &Case| c.problem.shape == self.shape && c.launched == self.shape;
+        if self.cases.iter().any(is_whole) {
+            return Ok(());
+        }
+        let refused = |e: Error| gate::refused(&e, Duration::ZERO);
+        self.rotation().map_err(refused)?;
+        let mut rotation = self.rotation.take().expect("made above");
+        let result = self.agree_over(&mut rotation, config);
+        self.rotation = Some(rotation);
+        result
+    }
+
+    fn agree_over(&self, rotation: &mut Rotation, config: &Config) -> Result<(), Rejection> {
+        let backend = self.machine.backend;
+        if rotation.whole.is_none() {
+            let made = Whole::new(backend, &rotation.args, &rotation.sets[0]);
+            rotation.whole = Some(made.map_err(|e| gate::refused(&e, Duration::ZERO))?);
+        }
+        let (attrs, whole) = (&rotation.attrs, rotation.whole.as_mut().expect("made above"));
+        let run = |whole: &Whole, config: &Config| {
+            let steps = |args: &[Slice]| self.call(&self.shape, attrs, args).steps(config, &self.machine);
+            whole.run(backend, &steps)
+        };
+        if whole.want.is_none() {
+            whole.want = Some(run(whole, &self.space.default)?);
+        }
+        let got = run(whole, config)?;
+        whole.agree(&self.shape, &got, self.spec.deterministic)
+    }
+
+    /// Does `work`; when memory runs out, again with half the copies of rotated arguments, down to one, which in the end
+    /// also makes way for the gate.
+    fn within_memory<T>(&mut self, work: impl Fn(&mut Self) -> Result<T, Rejection>) -> Result<T, Rejection> {
+        loop {
+            let result = work(self);
+            let (held, copies) = (self.rotation.is_some(), self.copies().unwrap_or(self.copies_most));
+            match &result {
+                Err(rejection) if gate::is_out_of_memory(rejection) && (held || copies > 1) => {
+                    self.copies_most = (copies / 2).max(1);
+                    self.sequences.clear();
+                    self.rotation = None;
+                }
+                _ => return result,
+            }
+        }
     }
 
     fn call(&self, shape: &Shape, attrs: &crate::op::Attrs, args: &[Slice]) -> OpCall {
@@ -141,8 +265,12 @@ impl<'a> OpSubject<'a> {
 
     fn rotation(&mut self) -> Result<&Rotation, Error> {
         if self.rotation.is_none() {
-            let problem = (self.op.problem)(&self.shape, self.spec.seed, Fill::Unjudged);
-            self.rotation = Some(Rotation::new(self.op, &problem, self.spec.rotate_bytes, &self.machine)?);
+            let most = (self.spec.rotate_bytes, self.copies_most);
+            let made = self.preparing(|| {
+                let problem = (self.op.problem)(&self.shape, self.spec.seed, Fill::Unjudged);
+                Rotation::new(self.op, problem, most, &self.machine)
+            });
+            self.rotation = Some(made?);
         }
         Ok(self.rotation.as_ref().expect("made above"))
     }
@@ -150,8 +278,7 @@ impl<'a> OpSubject<'a> {
     /// Timed sequences of `config`: together they visit every copy, each is long enough to hide its own start.
     fn sequences(&mut self, config: &Config) -> Result<&[Sequence], Rejection> {
         if !self.sequences.contains_key(config) {
-            let launch = |e: Error| Rejection::Launch(e.to_string());
-            self.rotation().map_err(launch)?;
+            self.rotation().map_err(|e| gate::refused(&e, Duration::ZERO))?;
             let rotation = self.rotation.as_ref().expect("made above");
             let per_sequence = self.executions();
             let sets = &rotation.sets;
@@ -180,9 +307,32 @@ impl<'a> OpSubject<'a> {
 }
 
 impl Rotation {
-    fn new(op: &'static Op, problem: &Problem, rotate_bytes: u64, machine: &Machine<'_>) -> Result<Self, Error> {
+    /// Copies that exceed `bytes`, at most `most`, and fewer where there is no memory for them.
+    fn new(
+        op: &'static Op,
+        problem: Problem,
+        (bytes, most): (u64, usize),
+        machine: &Machine<'_>,
+    ) -> Result<Self, Error> {
         let rotated: usize = op.rotated.iter().map(|i| gate::arg_len(&problem.args[*i]).next_multiple_of(256)).sum();
-        let copies = copies(rotated as u64, rotate_bytes) as usize;
+        let mut copies = (copies(rotated as u64, bytes) as usize).min(most);
+        let sets = loop {
+            match Self::sets(op, &problem, copies, machine) {
+                Err(e) if e.kind() == ErrorKind::OutOfMemory && copies > 1 => copies /= 2,
+                result => break result?,
+            }
+        };
+        let without_inputs = |arg: Arg| if let Arg::In(_) = arg { Arg::In(Vec::new()) } else { arg };
+        let args = problem.args.into_iter().map(without_inputs).collect();
+        Ok(Rotation { attrs: problem.attrs, sets, args, whole: None })
+    }
+
+    fn sets(
+        op: &'static Op,
+        problem: &Problem,
+        copies: usize,
+        machine: &Machine<'_>,
+    ) -> Result<Vec<Vec<Slice>>, Error> {
         let mut shared = Vec::new();
         for (i, arg) in problem.args.iter().enumerate() {
             let copies = if op.rotated.contains(&i) { copies } else { 1 };
@@ -195,8 +345,7 @@ impl Rotation {
             };
             shared.iter().enumerate().map(slice).collect::<Result<Vec<_>, _>>()
         };
-        let sets = (0..copies).map(set).collect::<Result<Vec<_>, _>>()?;
-        Ok(Rotation { attrs: problem.attrs.clone(), sets })
+        (0..copies).map(set).collect()
     }
 
     fn arg(arg: &Arg, copies: usize, machine: &Machine<'_>) -> Result<Buffer, Error> {
@@ -225,11 +374,22 @@ impl Subject for OpSubject<'_> {
         if let Some(name) = self.space.violated(config) {
             return Err(Rejection::Constraint(name));
         }
-        self.make_cases();
-        let mut worst = 0f64;
-        for case in &self.cases {
-            worst = worst.max(self.pass(case, config)?);
+        let worst = self.within_memory(|s| {
+            let worst = s.pass_all(config)?;
+            s.agree_at_shape(config).map(|()| worst)
+        })?;
+        Admitted::new(config.clone(), worst)
+    }
+
+    /// Other inputs than the gate's, at its cases and then at the shape itself.
+    fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
+        let config = admitted.config();
+        let cases = self.preparing(|| gate::cases(self.op, &self.shape, self.spec.seed ^ OTHER_SEED));
+        let mut worst = admitted.error_over_bound();
+        for case in &cases {
+            worst = worst.max(self.pass(case, config)?.worst);
         }
+        self.within_memory(|s| s.agree_at_shape(config))?;
         Admitted::new(config.clone(), worst)
     }
 
@@ -237,10 +397,12 @@ impl Subject for OpSubject<'_> {
         let executions = self.executions();
         let turn = self.turn;
         self.turn += 1;
-        let backend = self.machine.backend;
-        let sequences = self.sequences(admitted.config())?;
+        self.within_memory(|s| s.sequences(admitted.config()).map(drop))?;
+        let sequences = &self.sequences[admitted.config()];
         let sequence = &sequences[turn % sequences.len()];
-        let timing = backend.time(std::slice::from_ref(sequence), 1).map_err(|e| Rejection::Launch(e.to_string()))?;
+        let start = Instant::now();
+        let timing = self.machine.backend.time(std::slice::from_ref(sequence), 1);
+        let timing = timing.map_err(|e| gate::refused(&e, start.elapsed()))?;
         Ok(Sample { ns: timing.ns / executions as f64, reps: timing.reps * executions as u32 })
     }
 
@@ -249,6 +411,10 @@ impl Subject for OpSubject<'_> {
         let default = self.space.default.clone();
         self.make_cases();
         self.pass(self.cases.last().expect("an op has cases"), &default).map(drop)
+    }
+
+    fn risk(&self, config: &Config) -> u32 {
+        risk(config).saturating_sub(risk(&self.space.default))
     }
 
     fn floor(&self, _point: Point) -> Option<Duration> {

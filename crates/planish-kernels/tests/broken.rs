@@ -19,6 +19,8 @@ use planish_tune::{
 };
 
 const MATVEC: (&str, &str) = ("matvec", "type=f32,rows=64,cols=100,act=f32,batch=1");
+/// An odd number of tiles of 32 columns.
+const THIRTEEN_TILES: (&str, &str) = ("matvec", "type=f32,rows=64,cols=416,act=f32,batch=1");
 const GEMM: (&str, &str) = ("gemm", "type=f32,rows=64,cols=100,act=f32,batch=5");
 const GLU: (&str, &str) = ("glu", "gate=silu,cols=151,batch=3,forms=f32");
 const ATTENTION: (&str, &str) = ("attention", "heads=4,kv_heads=2,head_dim=50,kv=f32,context=256,batch=16,forms=f32");
@@ -26,7 +28,7 @@ const DECODE: (&str, &str) =
     ("attention_decode", "heads=4,kv_heads=2,head_dim=50,kv=f32,context=256,batch=1,forms=f32");
 
 /// Every fault, where it is planted, and the check that must find it.
-const FAULTS: [((&str, &str), Fault, &str); 23] = [
+const FAULTS: [((&str, &str), Fault, &str); 27] = [
     (MATVEC, Fault::NoOp, "coverage"),
     (MATVEC, Fault::HalfTheRows, "coverage"),
     (GEMM, Fault::HalfTheRows, "coverage"),
@@ -40,6 +42,10 @@ const FAULTS: [((&str, &str), Fault, &str); 23] = [
     (GEMM, Fault::PastTheEnd, "canary"),
     (MATVEC, Fault::BeforeTheStart, "canary"),
     (MATVEC, Fault::ReadsPastTheEnd, "non-finite"),
+    (THIRTEEN_TILES, Fault::RoundsUpStages, "non-finite"),
+    (MATVEC, Fault::OverflowsAtScale, "non-finite"),
+    (GEMM, Fault::OverflowsAtScale, "non-finite"),
+    (MATVEC, Fault::FlushesAtScale, "tolerance"),
     (MATVEC, Fault::IgnoresAdd, "tolerance"),
     (MATVEC, Fault::AlwaysAdds, "nondeterministic"),
     (MATVEC, Fault::HalfPrecisionSum, "tolerance"),
@@ -200,7 +206,8 @@ impl Subject for Rigged<'_> {
 fn run(subject: &mut Rigged<'_>) -> Outcome {
     let (clock, cancel) = (WallClock::start(), AtomicBool::new(false));
     let task = Task {
-        budget: Budget::new(&clock, Duration::from_secs(2)),
+        // The search ends long before; a busy machine must not end it earlier.
+        budget: Budget::new(&clock, Duration::from_secs(120)),
         cancel: &cancel,
         observer: &mut Silent,
         resume: Resume::default(),

@@ -30,7 +30,8 @@ fn corners(space: &Space) -> Vec<Config> {
 #[track_caller]
 fn check(machine: Machine<'_>, op: &str, shape: Shape) {
     let (device, op_name) = ("cpu".to_owned(), op.to_owned());
-    let spec = Spec { device, op: op_name, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 7 };
+    let spec =
+        Spec { device, op: op_name, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 7, deterministic: true };
     let named = format!("{op} {} on {}", spec.shape, machine.isa);
     let mut subject = OpSubject::new(spec, machine).unwrap_or_else(|e| panic!("{named}: {e}"));
     for config in corners(&subject.space().clone()) {
@@ -118,7 +119,7 @@ fn the_floor_is_the_higher_of_reading_and_arithmetic() {
     let floor_ns = |op: &str, shape: &str, rotate_bytes: u64, read_gb_s: Option<f64>, peak: Option<Peak>| {
         let shape = shape.parse().expect("a shape");
         let (device, op) = ("cpu".to_owned(), op.to_owned());
-        let spec = Spec { device, op, shape, rotate_bytes, read_gb_s, peak, seed: 1 };
+        let spec = Spec { device, op, shape, rotate_bytes, read_gb_s, peak, seed: 1, deterministic: false };
         OpSubject::new(spec, machine).expect("a subject").floor(Point(0)).map(|d| d.as_nanos())
     };
     let int8 = "act=int8,batch=100,cols=320,rows=1000,type=q8_0";
@@ -140,7 +141,8 @@ fn a_subject_of_another_device_is_refused() {
     let machine = Machine { backend: &cpu, isa: Isa::Portable };
     let of = |device: &str, op: &str| {
         let (device, op, shape) = (device.to_owned(), op.to_owned(), shape("rows=3,cols=5,type=f32"));
-        let spec = Spec { device, op, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 1 };
+        let spec =
+            Spec { device, op, shape, rotate_bytes: 0, read_gb_s: None, peak: None, seed: 1, deterministic: false };
         OpSubject::new(spec, machine).err().expect("refused")
     };
     assert!(of("cuda", "rms_norm").contains("is to run on cuda, and this machine is cpu"));

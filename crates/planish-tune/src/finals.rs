@@ -89,13 +89,36 @@ pub(crate) fn judge(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Ju
     for f in finalists.iter_mut().filter(|f| f.running() && halt.is_some()) {
         f.look(&policy);
     }
+    let (winner, halt) = confirmed(bench, finalists, halt);
     let finals: Vec<Final> = finalists.iter().map(|f| record(f, &policy)).collect();
-    let winner = choose(finalists, &policy);
     let verdict = match winner {
         Some(i) => promoted(&finals[i]),
         None => unproven(finalists, &policy, halt.as_ref()),
     };
     Judged { choice: winner.map(|i| finalists[i].config().clone()), verdict, finals, halt }
+}
+
+/// The winner's index, after a second opinion; one that is refused now makes way for the next.
+fn confirmed(
+    bench: &mut Bench<'_, '_>,
+    finalists: &mut [Finalist],
+    halt: Option<Halt>,
+) -> (Option<usize>, Option<Halt>) {
+    while let Some(i) = choose(finalists, &bench.task.policy) {
+        match bench.confirm(&finalists[i].admitted) {
+            Ok(admitted) => {
+                finalists[i].admitted = admitted;
+                return (Some(i), halt);
+            }
+            Err(Miss::Halt(fatal)) => return (None, Some(fatal)),
+            Err(Miss::Refused(rejection)) => {
+                let config = finalists[i].config().clone();
+                bench.emit(&Event::Rejected { config, rejection: rejection.clone() });
+                finalists[i].refused = Some(rejection);
+            }
+        }
+    }
+    (None, halt)
 }
 
 fn record(f: &Finalist, policy: &Policy) -> Final {

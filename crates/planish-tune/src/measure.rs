@@ -146,6 +146,13 @@ impl<'a, 's> Bench<'a, 's> {
         result.map_err(Miss::Refused)
     }
 
+    /// A second opinion on a winner: not charged beforehand, since without it everything before was for nothing.
+    pub fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Miss> {
+        let result = self.subject.confirm(admitted);
+        self.alive()?;
+        result.map_err(Miss::Refused)
+    }
+
     /// One believable time at point number `p`, in nanoseconds; a suspiciously fast one is taken thrice.
     pub fn time(&mut self, admitted: &Admitted, p: usize) -> Result<Sample, Miss> {
         let first = self.time_once(admitted, p)?;

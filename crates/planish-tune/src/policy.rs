@@ -40,6 +40,30 @@ pub struct Policy {
     pub finals_share: f64,
     /// Most timings of the default at one point before the search starts.
     pub warm_max: usize,
+    /// Where times come from; anything but the clock is for tests, and no record of it is ever used otherwise.
+    #[serde(skip_serializing_if = "Timings::are_measured")]
+    pub timings: Timings,
+}
+
+/// Where the times come from that a search decides by.
+///
+/// With times that mean nothing any admitted candidate may win, and whatever runs the winners must still be right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timings {
+    /// The clock.
+    #[default]
+    Measured,
+    /// The clock turned upside down: the slowest wins.
+    Inverted,
+    /// Drawn for each configuration from this seed.
+    Random(u64),
+}
+
+impl Timings {
+    fn are_measured(&self) -> bool {
+        *self == Timings::Measured
+    }
 }
 
 impl Default for Policy {
@@ -62,6 +86,7 @@ impl Default for Policy {
             exhaust: 256,
             finals_share: 0.35,
             warm_max: 24,
+            timings: Timings::Measured,
         }
     }
 }

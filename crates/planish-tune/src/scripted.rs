@@ -42,6 +42,8 @@ pub enum Fault {
     None,
     /// The gate finds the output wrong.
     Wrong,
+    /// Only the second opinion finds the output wrong.
+    WrongLater,
     /// Refused by the compiler.
     Compile,
     /// The launch fails in the gate.
@@ -304,6 +306,15 @@ fn piecewise(knots: &[(f64, f64)], x: f64) -> f64 {
     last.1
 }
 
+fn wrong() -> Rejection {
+    Rejection::Wrong(Wrong {
+        check: "tolerance".to_owned(),
+        case: "scripted".to_owned(),
+        error_over_bound: 40.0,
+        detail: "element 3 is 7, wanted 5".to_owned(),
+    })
+}
+
 impl Subject for Scripted {
     fn space(&self) -> &Space {
         &self.space
@@ -319,13 +330,8 @@ impl Subject for Scripted {
         self.spend(self.script.machine.admit_ns);
         self.admitted.push(config.clone());
         match candidate.fault {
-            Fault::None | Fault::LaunchTimed => Admitted::new(config.clone(), 0.5),
-            Fault::Wrong => Err(Rejection::Wrong(Wrong {
-                check: "tolerance".to_owned(),
-                case: "scripted".to_owned(),
-                error_over_bound: 40.0,
-                detail: "element 3 is 7, wanted 5".to_owned(),
-            })),
+            Fault::None | Fault::LaunchTimed | Fault::WrongLater => Admitted::new(config.clone(), 0.5),
+            Fault::Wrong => Err(wrong()),
             Fault::Compile => Err(Rejection::Compile("expected `;`".to_owned())),
             Fault::Launch => Err(Rejection::Launch("invalid configuration".to_owned())),
             Fault::OutOfMemory => Err(Rejection::Launch("out of memory".to_owned())),
@@ -356,6 +362,13 @@ impl Subject for Scripted {
             self.spend(overhead + total);
             Ok((total / tick).floor() * tick)
         })
+    }
+
+    fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
+        match self.find(admitted.config())?.fault {
+            Fault::WrongLater => Err(wrong()),
+            _ => self.admit(admitted.config()),
+        }
     }
 
     fn floor(&self, point: Point) -> Option<Duration> {

@@ -4,11 +4,14 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::distort::Distorted;
 use crate::error::Error;
 use crate::event::{Event, Resume};
 use crate::finals::{Finalist, Judged, judge};
+use crate::guard::Tuning;
 use crate::measure::{Bench, Halt, Miss, Task, default_failed};
 use crate::outcome::{Counts, Outcome, Ranked, Times, Verdict};
+use crate::policy::Timings;
 use crate::space::Space;
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Rejection, Subject};
@@ -19,12 +22,27 @@ const HOPELESS: f64 = 3.0;
 /// Most candidates that are timed past round two.
 const SURVIVORS: usize = 24;
 
+/// Candidates with wrong results, nine in ten of all that were admitted or wrong, that put the reference in doubt; all
+/// of a space that has fewer, but for the smallest.
+const FLOOD: usize = 24;
+const FLOOD_LEAST: usize = 4;
+const FLOOD_SHARE: usize = 10;
+
 /// Finds the configuration to use for `subject` within the task's budget.
 ///
 /// Nothing is timed before it is admitted, and nothing is promoted that was not re-timed in pairs with the default.
 /// Stops early, with the best proven so far, when the budget is spent or the cancel flag is set.
-/// Errors when the subject has no point, when its default is illegal or refused, or when it reports itself broken.
+/// Errors when the subject has no point, when its default is illegal or refused, when it reports itself broken, when
+/// nearly every candidate is wrong, or when this thread is tuning already.
 pub fn tune(subject: &mut dyn Subject, task: Task<'_>) -> Result<Outcome, Error> {
+    let _tuning = Tuning::begin()?;
+    match task.policy.timings {
+        Timings::Measured => tune_by_time(subject, task),
+        timings => tune_by_time(&mut Distorted::new(subject, timings), task),
+    }
+}
+
+fn tune_by_time(subject: &mut dyn Subject, task: Task<'_>) -> Result<Outcome, Error> {
     if subject.points().is_empty() {
         return Err(Error::new("the subject has no point to time at"));
     }
@@ -39,6 +57,12 @@ pub fn tune(subject: &mut dyn Subject, task: Task<'_>) -> Result<Outcome, Error>
     };
     let mut search = Search::list(subject.space(), subject.points().len());
     search.admit_cost = task.budget.spent() - start;
+    if search.admit_cost > task.budget.limit() / 20 {
+        // Inputs, references and what compilers keep were made for the first admission alone; others cost what a second does.
+        let start = task.budget.spent();
+        subject.admit(&default).map_err(|r| default_failed(&default, &r))?;
+        search.admit_cost = task.budget.spent() - start;
+    }
     search.order_by_risk(&*subject);
     let mut bench = Bench::new(subject, task, admitted);
     let resume = std::mem::take(&mut bench.task.resume);
@@ -352,7 +376,10 @@ impl Search {
                     let (config, error_over_bound) = (admitted.config().clone(), admitted.error_over_bound());
                     bench.emit(&Event::Admitted { config, error_over_bound });
                 }
-                Err(Miss::Refused(rejection)) => self.refuse(bench, i, rejection),
+                Err(Miss::Refused(rejection)) => {
+                    self.refuse(bench, i, rejection);
+                    self.doubt()?;
+                }
                 Err(Miss::Halt(Halt::Budget)) => return Ok(true),
                 Err(Miss::Halt(halt)) => return Err(halt),
             }
@@ -384,6 +411,24 @@ impl Search {
         e.state = if matches!(rejection, Rejection::Slow(_)) { State::Dropped } else { State::Refused };
         self.rejected.push((e.config.clone(), rejection.clone()));
         bench.emit(&Event::Rejected { config: e.config.clone(), rejection });
+    }
+
+    /// Stops where so many candidates are wrong that it is rather the reference, or the default that it agrees with.
+    fn doubt(&self) -> Result<(), Halt> {
+        let wrong = self.rejected.iter().filter(|(_, r)| matches!(r, Rejection::Wrong(_))).count();
+        let right = self.entries.iter().filter(|e| e.admitted.is_some()).count();
+        let most = self.entries.len() * (FLOOD_SHARE - 1) / FLOOD_SHARE;
+        let flood = FLOOD.min(most.max(FLOOD_LEAST));
+        if wrong < flood || wrong * FLOOD_SHARE < (wrong + right) * (FLOOD_SHARE - 1) {
+            return Ok(());
+        }
+        let last = self.rejected.iter().rev().find(|(_, r)| matches!(r, Rejection::Wrong(_)));
+        let last = last.map(|(config, r)| format!("; the last is ({config}): {r}")).unwrap_or_default();
+        let tried = wrong + right;
+        let message = format!("{wrong} of {tried} candidates give wrong results: the reference may be wrong{last}");
+        Err(Halt::Fatal(
+            Error::new(message).hint("run the op's tests; the default, which the reference agrees with, stays"),
+        ))
     }
 
     /// Brings every live candidate to `round + 1` rounds, in blocks between anchors; odd rounds go backwards.

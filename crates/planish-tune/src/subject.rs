@@ -143,6 +143,13 @@ pub trait Subject {
     /// The least time that physics allows at a point, from measured ceilings; `None` when unknown.
     fn floor(&self, point: Point) -> Option<Duration>;
 
+    /// A second opinion on a configuration that is about to be promoted: by default the gate again.
+    ///
+    /// Override it to look with other inputs than `admit` did, and at the very shape that is launched.
+    fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
+        self.admit(admitted.config())
+    }
+
     /// Told which candidates will be admitted next, so that what takes long can be done for all of them at once.
     fn prepare(&mut self, _configs: &[Config]) {}
 

@@ -2,13 +2,14 @@
 //!
 //! The worker is this very test executable, told by an environment variable to serve instead of testing.
 
-use std::path::Path;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use planish_tune::contain::{Deadlines, Quarantine, Remote, Setup, serve_stdio};
+use planish_tune::contain::{Deadlines, Quarantine, Remote, Setup, Stage, Tell, serve_stdio};
 use planish_tune::scripted::{Fault, Script, Scripted};
 use planish_tune::{
     Admitted, Budget, Config, Error, Outcome, Point, Policy, Rejection, Resume, Sample, Silent, Space, Subject, Task,
@@ -17,28 +18,67 @@ use planish_tune::{
 
 const SERVE: &str = "PLANISH_TEST_SERVE";
 
-/// A script in which candidate 3 writes through a wild pointer.
-struct Wild(Scripted);
+/// Where a compiler that never ends leaves the id of its process.
+const COMPILER: &str = "PLANISH_TEST_COMPILER";
 
-impl Subject for Wild {
+/// A script in which the admission of candidate 3 goes wrong for real.
+struct Real {
+    scripted: Scripted,
+    how: String,
+    tell: Tell,
+}
+
+impl Real {
+    fn go_wrong(&self) {
+        match self.how.as_str() {
+            // SAFETY: none; page zero is never mapped, and the fault is what the test is about.
+            "wild" => unsafe { std::ptr::with_exposed_provenance_mut::<u8>(64).write_volatile(1) },
+            "greedy" => {
+                let mut all = Vec::new();
+                loop {
+                    all.push(std::hint::black_box(Vec::<u8>::with_capacity(64 << 20)));
+                }
+            }
+            "compiler" => {
+                (self.tell)(Stage::Compile("a program".to_owned()));
+                let compiler = Command::new("sleep").arg("600").spawn().expect("a process");
+                let note = PathBuf::from(std::env::var(COMPILER).expect("a file"));
+                std::fs::write(&note, compiler.id().to_string()).expect("written");
+                // As a compiler that is a library of this process.
+                std::thread::sleep(Duration::from_secs(600));
+            }
+            "slow reference" => {
+                (self.tell)(Stage::Prepare);
+                std::thread::sleep(Duration::from_millis(2500));
+                (self.tell)(Stage::Run);
+            }
+            "endless reference" => {
+                (self.tell)(Stage::Prepare);
+                std::thread::sleep(Duration::from_secs(600));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Subject for Real {
     fn space(&self) -> &Space {
-        self.0.space()
+        self.scripted.space()
     }
     fn points(&self) -> Vec<Point> {
-        self.0.points()
+        self.scripted.points()
     }
     fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection> {
         if config.int("V") == Some(3) {
-            // SAFETY: none; page zero is never mapped, and the fault is what the test is about.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(64).write_volatile(1) };
+            self.go_wrong();
         }
-        self.0.admit(config)
+        self.scripted.admit(config)
     }
     fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection> {
-        self.0.time(admitted, point)
+        self.scripted.time(admitted, point)
     }
     fn floor(&self, point: Point) -> Option<Duration> {
-        self.0.floor(point)
+        self.scripted.floor(point)
     }
 }
 
@@ -46,36 +86,51 @@ impl Subject for Wild {
 #[test]
 fn worker_entry() {
     let Ok(mode) = std::env::var(SERVE) else { return };
-    let mut factory = |spec: &serde_json::Value| -> Result<Box<dyn Subject>, String> {
+    if mode == "stalled" {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let mut factory = |spec: &serde_json::Value, tell: &Tell| -> Result<Box<dyn Subject>, String> {
         let script: Script = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
         let scripted = Scripted::new(script, VirtualClock::new());
-        Ok(if mode == "wild" { Box::new(Wild(scripted)) } else { Box::new(scripted) })
+        Ok(Box::new(Real { scripted, how: mode.clone(), tell: tell.clone() }))
     };
     serve_stdio(&mut factory).expect("the tuner listens");
 }
 
-fn remote(script: &Script, mode: &'static str, quarantine: &Arc<Mutex<Quarantine>>) -> Remote {
+fn setup(script: &Script) -> Setup {
     let s = Duration::from_secs;
-    let setup = Setup {
+    Setup {
         subject: "scripted".to_owned(),
         space: script.space(),
         points: script.points(),
         floor: vec![None; script.points().len()],
         spec: serde_json::to_value(script).expect("plain"),
-        deadlines: Deadlines { build: s(20), admit: s(2), time: s(5), sentinel: s(5) },
+        deadlines: Deadlines { build: s(20), prepare: s(10), compile: s(3), admit: s(2), time: s(5), sentinel: s(5) },
         risk: |_| 0,
-    };
-    let command = move || {
-        let mut command = Command::new(std::env::current_exe().expect("this test"));
+    }
+}
+
+fn command(mode: &'static str) -> impl FnMut() -> Command {
+    move || {
+        let this = std::env::current_exe().expect("this test");
+        let mut command = Command::new(&this);
+        if mode == "greedy" {
+            // Memory ends here long before the machine's does.
+            command = Command::new("sh");
+            command.args(["-c", "ulimit -v 2000000; exec \"$0\" \"$@\""]).arg(this);
+        }
         command.args(["worker_entry", "--exact", "--nocapture"]).env(SERVE, mode);
         // Symbolising a backtrace takes longer than the deadline on a busy machine.
         command.env("RUST_BACKTRACE", "0");
         command
-    };
-    Remote::new(setup, command, Arc::clone(quarantine))
+    }
 }
 
-fn tune_remote(remote: &mut Remote) -> Result<Outcome, Error> {
+fn remote(script: &Script, mode: &'static str, quarantine: &Arc<Mutex<Quarantine>>) -> Remote<'static> {
+    Remote::new(setup(script), command(mode), Arc::clone(quarantine))
+}
+
+fn tune_remote(remote: &mut Remote<'_>) -> Result<Outcome, Error> {
     let clock = WallClock::start();
     let cancel = AtomicBool::new(false);
     let task = Task {
@@ -192,6 +247,99 @@ fn a_worker_that_cannot_start_is_an_error() {
     let mut subject = Remote::new(setup, || Command::new("/no/such/planish"), quarantine);
     let error = tune_remote(&mut subject).expect_err("nothing to start");
     assert!(error.to_string().contains("cannot start the worker"), "{error}");
+}
+
+#[test]
+fn memory_that_runs_out_costs_one_candidate() {
+    check(Fault::None, "greedy", "memory allocation of 67108864 bytes failed");
+}
+
+/// Whether a process is there and does anything: one that nobody waits for stays behind as a name.
+fn lives(id: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let state = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).unwrap_or("X");
+    !matches!(state, "Z" | "X")
+}
+
+/// A compilation has a deadline of its own, and everything that was started for it ends with it; the same program is
+/// not waited for again, whatever subject wants it.
+#[test]
+fn a_compiler_that_never_ends_is_killed_with_its_children_and_never_waited_for_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let note = dir.path().join("compiler");
+    let script = Script::of_times(1, &[1e5, 1e5, 1e5, 1e3]);
+    let quarantine = Arc::new(Mutex::new(Quarantine::in_memory()));
+    let stages: RefCell<Vec<(Stage, Duration)>> = RefCell::default();
+    for (name, least) in [("shape A", Duration::from_secs(3)), ("shape B", Duration::ZERO)] {
+        let heard = |stage: &Stage, waited: Duration| stages.borrow_mut().push((stage.clone(), waited));
+        let note = note.clone();
+        let command = move || {
+            let mut command = Command::new(std::env::current_exe().expect("this test"));
+            command.args(["worker_entry", "--exact", "--nocapture"]).env(SERVE, "compiler").env(COMPILER, &note);
+            command
+        };
+        let mut setup = setup(&script);
+        setup.subject = name.to_owned();
+        let mut subject = Remote::new(setup, command, Arc::clone(&quarantine)).hearing(Box::new(heard));
+        let start = Instant::now();
+        let outcome = tune_remote(&mut subject).expect("the default works");
+        assert!(start.elapsed() >= least, "{name}");
+        assert_eq!(outcome.counts.timed, 3, "{name}");
+        let refused = outcome.rejected.iter().find(|(c, _)| *c == v(3)).map(|(_, r)| r.to_string());
+        assert_eq!(refused.as_deref(), Some("compile: no end within 3.0 s"), "{name}");
+    }
+    let waited = stages.into_inner().into_iter().filter(|(stage, _)| matches!(stage, Stage::Compile(_)));
+    let waited: Vec<u64> = waited.map(|(_, waited)| waited.as_secs()).collect();
+    assert_eq!(waited, [0, 1, 2, 0], "the first is heard of every second, the second is not waited for");
+    let compiler = std::fs::read_to_string(&note).expect("a compiler was started");
+    let patience = Instant::now() + Duration::from_secs(5);
+    while lives(&compiler) && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!lives(&compiler), "process {compiler} outlived its deadline");
+}
+
+/// The reference of a large shape takes longer than any kernel may: that is not the candidate's time.
+#[test]
+fn a_slow_reference_is_not_the_candidates_time_and_an_endless_one_not_its_fault() {
+    let script = Script::of_times(1, &[1e5, 1e5, 1e5, 0.8e5]);
+    let quarantine = Arc::new(Mutex::new(Quarantine::in_memory()));
+    let mut subject = remote(&script, "slow reference", &quarantine);
+    let outcome = tune_remote(&mut subject).expect("the default works");
+    assert_eq!((outcome.choice, subject.starts()), (v(3), 1), "2.5 s of reference with 2 s for a candidate");
+    let mut setup = setup(&script);
+    setup.deadlines.prepare = Duration::from_millis(300);
+    let mut subject = Remote::new(setup, command("endless reference"), Arc::clone(&quarantine));
+    let outcome = tune_remote(&mut subject).expect("the default works");
+    assert_eq!((outcome.counts.timed, subject.starts()), (3, 2));
+    assert!(quarantine.lock().expect("unpoisoned").list().is_empty(), "an innocent candidate is not blamed");
+}
+
+/// A worker that does nothing at all is found out by its deadline.
+#[test]
+fn a_stalled_worker_is_an_error() {
+    let script = Script::of_times(1, &[1e5]);
+    let mut setup = setup(&script);
+    setup.deadlines.build = Duration::from_millis(200);
+    let mut beats = 0;
+    let quarantine = Arc::new(Mutex::new(Quarantine::in_memory()));
+    let heard = Box::new(|_: &Stage, _: Duration| beats += 1);
+    let mut subject = Remote::new(setup, command("stalled"), quarantine).hearing(heard);
+    let error = tune_remote(&mut subject).expect_err("nothing answers");
+    assert!(error.to_string().contains("no answer in 0.2 s"), "{error}");
+    drop(subject);
+    assert_eq!(beats, 0, "shorter than a beat");
+}
+
+/// What the default risks as well is no risk: the default is run anyway.
+#[test]
+fn risk_is_counted_from_the_default() {
+    let script = Script::of_times(1, &[1e5; 4]);
+    let quarantine = Arc::new(Mutex::new(Quarantine::in_memory()));
+    let mut setup = setup(&script);
+    setup.risk = |c| [1, 2, 0, 1][c.int("V").expect("a number") as usize];
+    let subject = Remote::new(setup, command("plain"), quarantine);
+    assert_eq!([0, 1, 2, 3].map(|i| subject.risk(&v(i))), [0, 1, 0, 0]);
 }
 
 /// Not a test of its own: a tuner that is killed while a candidate spins.

@@ -1,12 +1,13 @@
 //! The tuner on scripted subjects in virtual time: what it promotes, what it refuses, and when it stops.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use planish_tune::scripted::{Fault, Noise, Script, Scripted};
 use planish_tune::{
-    Budget, Config, Event, Observer, Outcome, Policy, Rejection, Resume, Subject, Task, Value, Verdict, VirtualClock,
-    tune,
+    Budget, Config, Event, Observer, Outcome, Policy, Rejection, Resume, Subject, Task, Timings, Value, Verdict,
+    VirtualClock, tune,
 };
 
 fn v(i: i64) -> Config {
@@ -211,6 +212,149 @@ fn wrong_outputs_are_never_timed() {
     assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::Wrong(_))));
     let said = outcome.sentence("op 4x4");
     assert!(said.starts_with("op 4x4: 1.1") && said.ends_with("3 configs, 1 rejected (1 wrong)"), "{said}");
+}
+
+/// The second opinion refuses the fastest: the next finalist that cleared the margin wins, and the refusal is kept.
+#[test]
+fn a_winner_is_looked_at_again_before_it_is_promoted() {
+    let script = Script::of_times(1, &[1e5, 0.5e5, 1.1e5, 0.8e5]).fault(1, Fault::WrongLater);
+    let outcome = check_choice(script, 3);
+    assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::Wrong(_))), "{:?}", outcome.rejected);
+    assert!(outcome.finals.iter().any(|f| f.config == v(1) && !f.cleared));
+    let alone = Script::of_times(1, &[1e5, 0.5e5]).fault(1, Fault::WrongLater);
+    check_choice(alone, 0);
+}
+
+/// When nearly all are wrong the reference is in doubt, which is said at once and not after two hundred gates.
+#[test]
+fn a_flood_of_wrong_results_puts_the_reference_in_doubt() {
+    let flood = |n: usize, right: &[usize]| {
+        let mut script = Script::of_times(1, &vec![1e5; n]);
+        for i in (1..n).filter(|i| !right.contains(i)) {
+            script = script.fault(i, Fault::Wrong);
+        }
+        let clock = VirtualClock::new();
+        let mut subject = Scripted::new(script, clock.clone());
+        let cancel = AtomicBool::new(false);
+        let task = Task {
+            budget: Budget::new(&clock, long()),
+            cancel: &cancel,
+            observer: &mut planish_tune::Silent,
+            resume: Resume::default(),
+            policy: Policy::default(),
+        };
+        (tune(&mut subject, task).map_err(|e| e.to_string()), subject.admitted.len())
+    };
+    let (said, gates) = flood(200, &[]);
+    let said = said.expect_err("a doubt");
+    assert!(said.starts_with("24 of 24 candidates give wrong results: the reference may be wrong"), "{said}");
+    assert_eq!(gates, 25, "the default and twenty-four");
+    assert!(flood(200, &[5]).0.is_err(), "one in twenty-four is right");
+    assert!(flood(9, &[]).0.is_err(), "all of a small space are wrong");
+    assert!(flood(4, &[]).0.is_ok(), "three wrong candidates prove nothing");
+    assert!(flood(60, &(1..20).collect::<Vec<_>>()).0.is_ok(), "a third is right");
+}
+
+/// Times that mean nothing are a policy of their own: anything may win, and no other policy takes its records for its own.
+#[test]
+fn scrambled_timings_let_anything_win_under_an_identity_of_their_own() {
+    let choose = |timings| {
+        let clock = VirtualClock::new();
+        let script = Script::of_times(3, &[1e5, 0.5e5, 3e5, 1.1e5, 1e5]).fault(4, Fault::Wrong);
+        let mut subject = Scripted::new(script, clock.clone());
+        let cancel = AtomicBool::new(false);
+        let policy = Policy { timings, ..Policy::default() };
+        let task = Task {
+            budget: Budget::new(&clock, long()),
+            cancel: &cancel,
+            observer: &mut planish_tune::Silent,
+            resume: Resume::default(),
+            policy,
+        };
+        let outcome = tune(&mut subject, task).expect("the default works");
+        assert!(!subject.timed.contains(&v(4)), "what is wrong is not timed however the clock goes");
+        outcome.choice
+    };
+    assert_eq!(choose(Timings::Measured), v(1));
+    assert_eq!(choose(Timings::Inverted), v(2));
+    let drawn: BTreeSet<Config> = (0..40).map(|seed| choose(Timings::Random(seed))).collect();
+    assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [v(0), v(1), v(2), v(3)], "everything right wins for some seed");
+    assert_eq!(choose(Timings::Random(7)), choose(Timings::Random(7)));
+    let identity = |timings| Policy { timings, ..Policy::default() }.identity();
+    assert!(!identity(Timings::Measured).contains("timings"), "{}", identity(Timings::Measured));
+    assert_ne!(identity(Timings::Inverted), identity(Timings::Measured));
+    assert_ne!(identity(Timings::Random(1)), identity(Timings::Random(2)));
+}
+
+/// A subject that tunes another one from inside its gate.
+struct Nested {
+    outer: Scripted,
+    inner: Vec<Result<Config, String>>,
+}
+
+impl Subject for Nested {
+    fn space(&self) -> &planish_tune::Space {
+        self.outer.space()
+    }
+    fn points(&self) -> Vec<planish_tune::Point> {
+        self.outer.points()
+    }
+    fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
+        self.inner.push(tune_alone(9, &[3e5, 1e5]).map(|o| o.choice));
+        self.outer.admit(config)
+    }
+    fn time(
+        &mut self,
+        admitted: &planish_tune::Admitted,
+        point: planish_tune::Point,
+    ) -> Result<planish_tune::Sample, Rejection> {
+        self.outer.time(admitted, point)
+    }
+    fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
+        self.outer.floor(point)
+    }
+}
+
+fn tune_alone(seed: u64, ns: &[f64]) -> Result<Outcome, String> {
+    let clock = VirtualClock::new();
+    tune_on(&mut Scripted::new(Script::of_times(seed, ns), clock.clone()), &clock)
+}
+
+fn tune_on(subject: &mut dyn Subject, clock: &VirtualClock) -> Result<Outcome, String> {
+    let cancel = AtomicBool::new(false);
+    let task = Task {
+        budget: Budget::new(clock, long()),
+        cancel: &cancel,
+        observer: &mut planish_tune::Silent,
+        resume: Resume::default(),
+        policy: Policy::default(),
+    };
+    tune(subject, task).map_err(|e| e.to_string())
+}
+
+#[test]
+fn tuning_inside_a_candidate_is_refused_and_the_outer_run_is_as_if_alone() {
+    let times = [1e5, 0.8e5, 1.2e5];
+    let clock = VirtualClock::new();
+    let outer = Scripted::new(Script::of_times(4, &times), clock.clone());
+    let mut nested = Nested { outer, inner: Vec::new() };
+    let outcome = tune_on(&mut nested, &clock).expect("the outer run");
+    assert_eq!(outcome, tune_alone(4, &times).expect("alone"));
+    assert!(!nested.inner.is_empty());
+    for inner in nested.inner {
+        assert!(inner.expect_err("refused").contains("inside a candidate"));
+    }
+    assert_eq!(tune_alone(9, &[3e5, 1e5]).expect("afterwards").choice, v(1), "the guard is released");
+}
+
+#[test]
+fn two_threads_tune_as_if_each_were_alone() {
+    let runs: [(u64, [f64; 3]); 2] = [(4, [1e5, 0.8e5, 1.2e5]), (5, [2e5, 2.1e5, 1.5e5])];
+    let alone = runs.map(|(seed, ns)| tune_alone(seed, &ns));
+    for _ in 0..10 {
+        let both = runs.map(|(seed, ns)| std::thread::spawn(move || tune_alone(seed, &ns)));
+        assert_eq!(both.map(|t| t.join().expect("no panic")), alone);
+    }
 }
 
 #[test]

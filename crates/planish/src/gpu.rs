@@ -5,8 +5,9 @@ use planish_device::Backend;
 use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
 use planish_engine::identity::{self, Identities, StoreChoices};
 use planish_engine::model::ModelFile;
-use planish_engine::plan::Chosen;
+use planish_engine::plan::{Choices, Chosen};
 use planish_kernels::cpu::isa::Isa;
+use planish_kernels::gpu::decode;
 use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{Frozen, Mode, Store};
 use planish_tune::{Config, Policy, Space};
@@ -32,6 +33,7 @@ pub struct GpuSession {
     identities: Identities,
     mode: Mode,
     tune_command: String,
+    deterministic: bool,
 }
 
 impl GpuSession {
@@ -49,8 +51,20 @@ impl GpuSession {
         let options = args.gpu_options(file.hyper.context)?;
         let store = session::open_store(ui);
         let identities = Identities::new(&machine(backend.as_ref()), &Policy::default());
+        let deterministic = args.deterministic();
         let tune_command = args.tune_command(model);
-        let mut session = GpuSession { device, backend, file, weights, options, store, identities, mode, tune_command };
+        let mut session = GpuSession {
+            device,
+            backend,
+            file,
+            weights,
+            options,
+            store,
+            identities,
+            mode,
+            tune_command,
+            deterministic,
+        };
         if let Some(lock) = args.lock().filter(|_| session.mode == Mode::Stored) {
             let (shape, space) = session.space_at();
             let config = session.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
@@ -109,8 +123,9 @@ impl GpuSession {
     }
 
     fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {
-        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode: &self.mode };
-        choices.choose_for(gpu::OP, shape, space)
+        let (snapshot, deterministic) = (self.store.snapshot(), self.deterministic);
+        let choices = StoreChoices { snapshot, identities: &self.identities, mode: &self.mode, deterministic };
+        choices.choose(&decode::OP.op, shape, space)
     }
 
     /// The device in words.

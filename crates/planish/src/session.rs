@@ -86,6 +86,9 @@ struct Numerics {
     #[arg(long, value_name = "N", default_value_t = CHUNK_DEFAULT)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     chunk: u32,
+    /// Only configurations that sum in the order of the defaults: the same bits on this device, whatever was tuned
+    #[arg(long)]
+    deterministic: bool,
 }
 
 fn activations() -> impl TypedValueParser<Value = Activations> {
@@ -180,6 +183,8 @@ pub struct Session {
     pub mode: Mode,
     /// What tunes the kernels of this very session.
     tune_command: String,
+    /// Only those that sum in the order of the defaults.
+    pub deterministic: bool,
 }
 
 impl Session {
@@ -194,8 +199,9 @@ impl Session {
         let options = options(&args.numerics, model.file.hyper.context);
         let store = open_store(ui);
         let identities = Identities::new(&Machine { backend: &cpu, isa }, &Policy::default());
+        let deterministic = args.deterministic();
         let tune_command = args.tune_command(name);
-        let mut session = Session { cpu, isa, model, options, store, identities, mode, tune_command };
+        let mut session = Session { cpu, isa, model, options, store, identities, mode, tune_command, deterministic };
         if let (Mode::Stored, Some(lock)) = (&session.mode, &args.source.lock) {
             let plan = session.plan()?;
             let unknown = session.unknown_in(&plan.decode_plan, &plan.prefill_plan);
@@ -230,7 +236,8 @@ impl Session {
     }
 
     fn plan_under(&self, mode: &Mode, options: Options) -> Result<Planned<'_>> {
-        let choices = StoreChoices { snapshot: self.store.snapshot(), identities: &self.identities, mode };
+        let (snapshot, deterministic) = (self.store.snapshot(), self.deterministic);
+        let choices = StoreChoices { snapshot, identities: &self.identities, mode, deterministic };
         Ok(Planned::new(self.machine(), &self.model.file.hyper, &self.model.weights, options, &choices)?)
     }
 
@@ -379,10 +386,17 @@ impl SessionArgs {
             ("--activations", (n.activations != Activations::Int8).then(|| n.activations.name().to_owned())),
             ("--kv", (n.kv != KvType::F16).then(|| n.kv.name().to_owned())),
             ("--context", n.context.map(|n| n.to_string())),
+            ("--deterministic", n.deterministic.then(String::new)),
             ("--chunk", (n.chunk != CHUNK_DEFAULT).then(|| n.chunk.to_string())),
         ];
-        let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" {flag} {}", value?)));
+        let given =
+            flags.into_iter().filter_map(|(flag, value)| Some(format!(" {flag} {}", value?).trim_end().to_owned()));
         format!("planish tune {}{}", quoted(name), given.collect::<String>())
+    }
+
+    /// Whether only configurations that sum in the order of the defaults are used.
+    pub fn deterministic(&self) -> bool {
+        self.numerics.deterministic
     }
 
     /// Where the model runs.

@@ -337,3 +337,46 @@ fn a_report_shows_what_the_store_holds_and_is_made_again_to_the_byte() {
     assert_eq!(listed["data"]["kernels"].as_array().unwrap().len(), measured.len());
     assert_eq!(report_of(&["store", "report", "no_such_op"]).status.code(), Some(1));
 }
+
+#[test]
+fn a_kernel_whose_default_cannot_run_is_said_and_the_answer_is_no() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let args = [
+        "tune",
+        "--kernel",
+        "matvec:type=f32,act=f32,rows=274877906944,cols=1024,batch=1",
+        "--kernel",
+        "matvec:type=f32,act=f32,rows=16,cols=32,batch=1",
+        "--budget",
+        "8s",
+        "--threads",
+        "1",
+        "--json",
+    ];
+    let output = command(home.path(), &args).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (failed, fine) = (&told["rows"][0], &told["rows"][1]);
+    let why = failed["error"].as_str().unwrap();
+    assert!(failed["state"] == "failed" && why.contains("the default config") && why.contains("memory"), "{told}");
+    assert!(fine.get("error").is_none(), "{told}");
+    assert!(told["sentence"].as_str().unwrap().contains("1 have a default that is wrong or does not run"), "{told}");
+    assert!(text(&output.stderr).contains("its default stays"), "{}", text(&output.stderr));
+}
+
+/// Whatever was tuned, with the flag the bits are those of the defaults.
+#[test]
+fn deterministic_tuning_and_running_are_one_flag() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let kernel = ["tune", "--kernel", "matvec:type=f32,act=f32,rows=64,cols=32,batch=1", "--budget", "3s", "--json"];
+    let tuned = report(&command(home.path(), &[&kernel[..], &["--deterministic"]].concat()).output().unwrap());
+    assert!(tuned["rows"][0].get("error").is_none() && tuned["measured"] == 1, "{tuned}");
+    let model = model();
+    let run = |flags: &[&str]| -> Value {
+        let args = ["run", model.to_str().unwrap(), "--raw", "a", "--tune", "never", "--max-tokens", "8", "--json"];
+        report(&command(home.path(), &[&args[..], flags].concat()).output().unwrap())
+    };
+    assert_eq!(run(&["--deterministic"])["ids"], run(&["--off"])["ids"]);
+}

@@ -21,6 +21,8 @@ const PLACE: &str = "PLANISH_NVRTC";
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 /// Folders of the toolkit, and of the wheels below `site-packages`.
 const FOLDERS: [&str; 3] = ["lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+/// The library's code for errors in the text.
+const ERROR_COMPILATION: c_int = 6;
 /// Where the toolkit usually is.
 const TOOLKIT: &str = "/usr/local/cuda";
 
@@ -172,9 +174,21 @@ impl Nvrtc {
         if let Some(cubin) = load(&kept) {
             return Ok(cubin);
         }
-        let cubin = self.build(name, &whole, &options)?;
-        store(&kept, &cubin);
-        Ok(cubin)
+        // What did not compile once does not compile the next time, whatever shape or run asks for it.
+        let refused = kept.with_extension("refused");
+        if let Ok(log) = fs::read_to_string(&refused) {
+            return Err(failed(name, &log));
+        }
+        match self.build(name, &whole, &options)? {
+            Ok(cubin) => {
+                store(&kept, &cubin);
+                Ok(cubin)
+            }
+            Err(log) => {
+                keep(&refused, log.as_bytes());
+                Err(failed(name, &log))
+            }
+        }
     }
 
     fn hash(&self, whole: &str, options: &[String]) -> String {
@@ -186,7 +200,8 @@ impl Nvrtc {
         hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
     }
 
-    fn build(&self, name: &str, whole: &str, options: &[String]) -> Result<Cubin, Error> {
+    /// Runs the compiler; inside are the errors that it found in the text, outside what kept it from its work.
+    fn build(&self, name: &str, whole: &str, options: &[String]) -> Result<Result<Cubin, String>, Error> {
         let plain = |text: &str| CString::new(text).map_err(|_| failed(name, "a zero byte in the text"));
         let (whole, file) = (plain(whole)?, plain("cuda.h")?);
         let options = options.iter().map(|o| plain(o)).collect::<Result<Vec<CString>, Error>>()?;
@@ -198,11 +213,13 @@ impl Nvrtc {
         let log = String::from_utf8_lossy(&log);
         if code != 0 {
             let said: Vec<&str> = log.lines().filter(|l| l.contains("error")).take(8).collect();
-            let said = if said.is_empty() { self.text_of(code) } else { said.join("\n") };
-            return Err(failed(name, &said));
+            if code == ERROR_COMPILATION && !said.is_empty() {
+                return Ok(Err(said.join("\n")));
+            }
+            return Err(failed(name, &if said.is_empty() { self.text_of(code) } else { said.join("\n") }));
         }
         let bytes = program.bytes(self.api.cubin_size, self.api.cubin)?;
-        Ok(Cubin { bytes, kernels: resources(&log) })
+        Ok(Ok(Cubin { bytes, kernels: resources(&log) }))
     }
 
     fn text_of(&self, code: c_int) -> String {
@@ -305,6 +322,11 @@ fn store(path: &Path, cubin: &Cubin) {
     let Ok(mut whole) = serde_json::to_vec(&(cubin.bytes.len(), &cubin.kernels)) else { return };
     whole.push(b'\n');
     whole.extend(&cubin.bytes);
+    keep(path, &whole);
+}
+
+/// Writes a file of the cache, whole or not at all.
+fn keep(path: &Path, whole: &[u8]) {
     let part = path.with_extension(format!("part{}{:?}", std::process::id(), std::thread::current().id()));
     if let Some(folder) = path.parent() {
         let _ = fs::create_dir_all(folder);

@@ -26,9 +26,9 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler of `CXX`, else the first of the usual names that runs; an error when there is none.
-    pub fn find(cache: PathBuf, mode: Mode) -> Result<Compiler, Error> {
-        let wanted = std::env::var("CXX").ok().filter(|c| !c.is_empty());
+    /// The compiler `wanted`, else that of `CXX`, else the first of the usual names that runs; an error when there is none.
+    pub fn find(cache: PathBuf, mode: Mode, wanted: Option<String>) -> Result<Compiler, Error> {
+        let wanted = wanted.or_else(|| std::env::var("CXX").ok().filter(|c| !c.is_empty()));
         let names = wanted.map_or(COMPILERS.map(str::to_owned).to_vec(), |w| vec![w]);
         for command in &names {
             let answer = Command::new(command).arg("--version").output();
@@ -51,6 +51,11 @@ impl Compiler {
         if target.is_file() {
             return Ok(target);
         }
+        // What did not compile once does not compile the next time, whatever shape or run asks for it.
+        let refused = target.with_extension("refused");
+        if let Ok(log) = fs::read_to_string(&refused) {
+            return Err(does_not_compile(name, &log));
+        }
         self.ready()?;
         let executor = self.object()?;
         let source =
@@ -58,10 +63,17 @@ impl Compiler {
         fs::write(&source, format!("#include \"host.h\"\n{text}")).map_err(|e| io(&source, &e))?;
         let mut command = self.command(self.mode.flags());
         command.args(&flags).arg("-w").arg(&source).arg(&executor);
-        let built = self.build(command, &target, name);
+        let built = self.build(command, &target);
         // The text stays in the cache only where it is needed to read an error.
         let _ = fs::remove_file(&source);
-        built.map(|()| target)
+        match built? {
+            Ok(()) => Ok(target),
+            Err(log) => {
+                // Where it cannot be kept, the next run compiles again.
+                let _ = fs::write(&refused, &log);
+                Err(does_not_compile(name, &log))
+            }
+        }
     }
 
     /// The executor's object file for this mode.
@@ -73,7 +85,7 @@ impl Compiler {
             if !target.is_file() {
                 let mut command = self.command(self.mode.executor_flags());
                 command.arg("-c").arg(self.cache.join(self.sources()).join("executor.cpp"));
-                self.build(command, &target, "executor")?;
+                self.build(command, &target)?.map_err(|log| does_not_compile("executor", &log))?;
             }
             drop(lock);
         }
@@ -106,15 +118,21 @@ impl Compiler {
         command
     }
 
-    fn build(&self, mut command: Command, target: &Path, name: &str) -> Result<(), Error> {
+    /// Runs the compiler; inside are the errors that it found in the text, outside what kept it from its work.
+    fn build(&self, mut command: Command, target: &Path) -> Result<Result<(), String>, Error> {
         let part = target.with_extension(format!("part{}{:?}", std::process::id(), std::thread::current().id()));
         let output = command.arg("-o").arg(&part).output().map_err(|e| io(target, &e))?;
         if !output.status.success() {
             let log = String::from_utf8_lossy(&output.stderr);
-            let log: Vec<&str> = log.lines().filter(|l| l.contains("error")).take(8).collect();
-            return Err(Error::new(ErrorKind::Build, format!("{name} does not compile: {}", log.join("\n"))));
+            let errors: Vec<&str> = log.lines().filter(|l| l.contains("error")).take(8).collect();
+            // One that was killed, or that had no room for its files, has found nothing.
+            if output.status.code() != Some(1) || !log.contains(" error: ") || log.contains("No space left") {
+                let message = format!("{} ended with {}: {}", self.command, output.status, log.trim());
+                return Err(Error::new(ErrorKind::Build, message));
+            }
+            return Ok(Err(errors.join("\n")));
         }
-        fs::rename(&part, target).map_err(|e| io(target, &e))
+        fs::rename(&part, target).map(Ok).map_err(|e| io(target, &e))
     }
 
     fn hash(&self, parts: &[&str]) -> String {
@@ -133,6 +151,10 @@ impl Compiler {
         }
         hash.finalize().iter().take(10).map(|b| format!("{b:02x}")).collect()
     }
+}
+
+fn does_not_compile(name: &str, log: &str) -> Error {
+    Error::new(ErrorKind::Build, format!("{name} does not compile: {log}"))
 }
 
 fn io(path: &Path, e: &std::io::Error) -> Error {

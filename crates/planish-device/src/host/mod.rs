@@ -120,7 +120,17 @@ struct HostSequence {
 impl Host {
     /// Finds the compiler; an error where there is none.
     pub fn new(options: HostOptions) -> Result<Host, Error> {
-        let compiler = Compiler::find(options.cache.clone(), options.mode)?;
+        let compiler = Compiler::find(options.cache.clone(), options.mode, None)?;
+        Ok(Host::of(options, compiler))
+    }
+
+    /// The same with this compiler.
+    pub fn with_compiler(options: HostOptions, compiler: &str) -> Result<Host, Error> {
+        let compiler = Compiler::find(options.cache.clone(), options.mode, Some(compiler.to_owned()))?;
+        Ok(Host::of(options, compiler))
+    }
+
+    fn of(options: HostOptions, compiler: Compiler) -> Host {
         let fact = |k: &str, v: &str| (k.to_owned(), v.to_owned());
         let identity = Identity {
             silicon: BTreeMap::from([fact("backend", "host")]),
@@ -138,7 +148,7 @@ impl Host {
             llc_bytes: 1 << 20,
             read_gb_s: None,
         };
-        Ok(Host {
+        Host {
             owner: new_owner(),
             limits,
             identity,
@@ -148,7 +158,7 @@ impl Host {
             seed: AtomicU32::new(0),
             submitted: AtomicU64::new(0),
             runners: Mutex::default(),
-        })
+        }
     }
 
     /// The same, with launches that take longer than `deadline` ended.

@@ -1,12 +1,12 @@
 //! Proof of an op on a machine: its shapes at the corners of its space, each through the gate.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use planish_device::Slice;
 use planish_tune::{Config, Rejection, Space};
 
-use crate::gate;
+use crate::gate::{self, Passed};
 use crate::gpu::GpuOp;
 use crate::gpu::text::Text;
 use crate::op::{Fill, Machine, OpCall, Problem};
@@ -33,6 +33,8 @@ pub struct Proof {
     pub time: Duration,
     /// Runs that were refused, as `shape, config: why`.
     pub refused: Vec<String>,
+    /// Runs that passed with other bits than one of the same reduction class.
+    pub other_bits: Vec<String>,
 }
 
 /// Sets of `SHAPE_*` constants that are compiled for one op; each is a compilation.
@@ -41,10 +43,13 @@ const SHAPE_SETS: usize = 4;
 /// Proves `op` on `machine`.
 pub fn prove(op: &'static GpuOp, machine: &Machine<'_>, depth: Depth) -> Proof {
     let start = Instant::now();
-    let mut proof = Proof { passed: 0, configs: 0, worst: 0.0, time: Duration::ZERO, refused: Vec::new() };
+    let mut proof =
+        Proof { passed: 0, configs: 0, worst: 0.0, time: Duration::ZERO, refused: Vec::new(), other_bits: Vec::new() };
     let mut seen = BTreeSet::new();
     let step = if depth == Depth::Few { 2 } else { 1 };
     for (i, shape) in op.shapes().enumerate().step_by(step) {
+        // Bits by input and reduction class, and who gave them first.
+        let mut bits: BTreeMap<(String, Config), (u64, Config)> = BTreeMap::new();
         if let Err(e) = (op.op.check)(&shape) {
             proof.refused.push(format!("{shape}: {e}"));
             continue;
@@ -53,10 +58,15 @@ pub fn prove(op: &'static GpuOp, machine: &Machine<'_>, depth: Depth) -> Proof {
             for fill in [Fill::Random, Fill::Extreme] {
                 let problem = (op.op.problem)(&shape, 7 + i as u64, fill);
                 match pass(op, machine, &problem, &config) {
-                    Ok(worst) => {
+                    Ok(passed) => {
                         proof.passed += 1;
-                        proof.worst = proof.worst.max(worst);
+                        proof.worst = proof.worst.max(passed.worst);
                         seen.insert(config.clone());
+                        let class = (problem.label.clone(), op.op.class(&config));
+                        let first = bits.entry(class).or_insert_with(|| (passed.bits, config.clone()));
+                        if first.0 != passed.bits {
+                            proof.other_bits.push(format!("{shape}, {config}: other bits than {}", first.1));
+                        }
                     }
                     Err(why) => proof.refused.push(format!("{shape}, {config}: {why}")),
                 }
@@ -69,13 +79,18 @@ pub fn prove(op: &'static GpuOp, machine: &Machine<'_>, depth: Depth) -> Proof {
 }
 
 /// One problem under one configuration through the gate.
-pub fn pass(op: &'static GpuOp, machine: &Machine<'_>, problem: &Problem, config: &Config) -> Result<f64, Rejection> {
+pub fn pass(
+    op: &'static GpuOp,
+    machine: &Machine<'_>,
+    problem: &Problem,
+    config: &Config,
+) -> Result<Passed, Rejection> {
     let (shape, attrs) = (&problem.shape, &problem.attrs);
     let steps = |args: &[Slice]| {
         let call = OpCall { op: &op.op, shape: shape.clone(), attrs: attrs.clone(), args: args.to_vec() };
         call.steps(config, machine)
     };
-    gate::check(machine.backend, problem, &steps)
+    gate::pass(machine.backend, problem, &steps)
 }
 
 /// The legal corners of a space, the default first, with few distinct sets of compiled constants.

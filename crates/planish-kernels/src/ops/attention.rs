@@ -39,6 +39,7 @@ pub static ATTENTION: Op = Op {
     problem,
     steps,
     rotated: &[1, 2],
+    reduces: &[],
 };
 
 /// Arguments as for `attention`, with one token a step.
@@ -55,6 +56,7 @@ pub static ATTENTION_DECODE: Op = Op {
     problem,
     steps,
     rotated: &[1, 2],
+    reduces: &[],
 };
 
 /// Sizes of an attention.

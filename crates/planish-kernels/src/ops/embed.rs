@@ -34,6 +34,7 @@ pub static EMBED: Op = Op {
     problem,
     steps,
     rotated: &[],
+    reduces: &[],
 };
 
 /// Rows of `table` for the tokens of the step, times `scale`.

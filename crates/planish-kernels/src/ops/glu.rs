@@ -27,6 +27,7 @@ pub static GLU: Op = Op {
     problem,
     steps,
     rotated: &[],
+    reduces: &[],
 };
 
 /// The function on the gate.

@@ -25,6 +25,7 @@ pub static MATVEC: Op = Op {
     problem,
     steps,
     rotated: &[0],
+    reduces: &[],
 };
 
 /// y = W x for the tokens of a prefill step; arguments as for `matvec`.
@@ -38,6 +39,7 @@ pub static GEMM: Op = Op {
     problem,
     steps,
     rotated: &[0],
+    reduces: &[],
 };
 
 /// `out = weight * x`.

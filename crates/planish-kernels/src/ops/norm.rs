@@ -28,6 +28,7 @@ pub static RMS_NORM: Op = Op {
     problem,
     steps,
     rotated: &[],
+    reduces: &[],
 };
 
 /// x += y / sqrt(mean y^2 + eps) * w; arguments: y f32 `[batch][cols]`, w f32, step, x f32.
@@ -41,6 +42,7 @@ pub static RMS_NORM_ADD: Op = Op {
     problem: problem_add,
     steps: steps_add,
     rotated: &[],
+    reduces: &[],
 };
 
 /// What a norm needs beside its input and output.

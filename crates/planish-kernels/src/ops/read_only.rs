@@ -45,6 +45,7 @@ pub static READ_ONLY: Op = Op {
     problem: shared::OP.op.problem,
     steps,
     rotated: &[0],
+    reduces: &[],
 };
 
 #[derive(Clone, Copy)]

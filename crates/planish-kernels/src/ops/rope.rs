@@ -32,6 +32,7 @@ pub static ROPE: Op = Op {
     problem,
     steps,
     rotated: &[],
+    reduces: &[],
 };
 
 /// What the rotation needs beside data.

@@ -26,6 +26,7 @@ pub static SOFTCAP: Op = Op {
     problem,
     steps,
     rotated: &[],
+    reduces: &[],
 };
 
 const CHUNK: usize = 4096;

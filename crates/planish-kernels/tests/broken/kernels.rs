@@ -37,6 +37,12 @@ pub enum Fault {
     BeforeTheStart,
     /// Sums one value past the end of the input.
     ReadsPastTheEnd,
+    /// Sums pairs of tiles of 32 columns: the last one too where the number of tiles is odd.
+    RoundsUpStages,
+    /// Squares before it sums, which overflows in f32 where the result does not.
+    OverflowsAtScale,
+    /// Takes what is small for nothing.
+    FlushesAtScale,
     /// Sets the output where it should add to it.
     IgnoresAdd,
     /// Adds to the output where it should set it.
@@ -185,6 +191,16 @@ unsafe fn dot(call: &Call<'_>, p: &P, t: usize, r: usize) -> f64 {
         let product = |(w, x): (&f32, &f32)| f64::from(*w) * f64::from(*x);
         match p.fault {
             Fault::MissedColumnTail => pairs().take(p.cols - p.cols % 32).map(product).sum(),
+            Fault::RoundsUpStages => {
+                let past = p.cols..p.cols.div_ceil(64) * 64;
+                let more = past.map(|c| f64::from(*w.as_ptr().add(c)) * f64::from(*x.as_ptr().add(c)));
+                pairs().map(product).sum::<f64>() + more.sum::<f64>()
+            }
+            Fault::OverflowsAtScale => {
+                let norm: f32 = x.iter().map(|x| x * x * x * x).sum();
+                pairs().map(product).sum::<f64>() / f64::from(norm) * f64::from(norm)
+            }
+            Fault::FlushesAtScale => pairs().filter(|(_, x)| x.abs() > 1e-9).map(product).sum(),
             Fault::HalfPrecisionSum => pairs().fold(f16::ZERO, |s, (w, x)| s + f16::from_f32(w * x)).to_f64(),
             Fault::ReadsPastTheEnd => pairs().map(product).sum::<f64>() + product((&w[0], &*x.as_ptr().add(p.cols))),
             _ => pairs().map(product).sum(),

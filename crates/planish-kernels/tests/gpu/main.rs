@@ -48,7 +48,8 @@ fn prove_all(host: &Host, mode: Mode, depth: tier::Depth) -> Vec<(&'static str, 
         }
     });
     let proofs = proofs.into_inner().expect("no thread panicked");
-    let refused = proofs.iter().flat_map(|(name, p)| p.refused.iter().map(move |r| format!("{name} {r}")));
+    let all = |p: &Proof| [&p.refused[..], &p.other_bits].concat();
+    let refused = proofs.iter().flat_map(|(name, p)| all(p).into_iter().map(move |r| format!("{name} {r}")));
     let refused: Vec<String> = refused.collect();
     assert!(refused.is_empty(), "{} refused:\n{}", refused.len(), refused.join("\n"));
     let passed: usize = proofs.iter().map(|(_, p)| p.passed).sum();

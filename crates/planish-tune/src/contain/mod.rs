@@ -7,7 +7,7 @@ mod quarantine;
 mod remote;
 mod worker;
 
-pub use protocol::{Reply, Request};
+pub use protocol::{Reply, Request, Stage};
 pub use quarantine::{Quarantine, Quarantined};
-pub use remote::{Ahead, Deadlines, Remote, Setup};
-pub use worker::{Factory, serve, serve_stdio};
+pub use remote::{Ahead, Deadlines, Heard, Remote, Setup};
+pub use worker::{Factory, Tell, serve, serve_stdio};

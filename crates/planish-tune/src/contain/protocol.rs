@@ -5,6 +5,29 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::subject::{Point, Rejection, Sample};
 
+/// What a worker is at while it answers a request; each has a deadline of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Makes inputs and references, which is not the candidate's work.
+    Prepare,
+    /// Builds the program of this name, which stands for all that decides the outcome: text, constants and target.
+    Compile(String),
+    /// Runs the candidate.
+    Run,
+}
+
+impl Stage {
+    /// In one word, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Stage::Prepare => "preparing",
+            Stage::Compile(_) => "compiling",
+            Stage::Run => "running",
+        }
+    }
+}
+
 /// Tuner to worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -15,6 +38,8 @@ pub enum Request {
     Admit(Config),
     /// `Subject::time` of a configuration that this worker has admitted.
     Time(Config, Point),
+    /// `Subject::confirm` of a configuration that this worker has admitted.
+    Confirm(Config),
     /// `Subject::sentinel`.
     Sentinel,
 }
@@ -23,6 +48,8 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
+    /// Not the answer yet: what the worker is at from now on.
+    At(Stage),
     /// The subject is made.
     Ready,
     /// The subject cannot be made, or the request makes no sense.

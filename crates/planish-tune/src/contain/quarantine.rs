@@ -1,5 +1,6 @@
 //! Candidates that hurt, kept across runs, and the journal that finds those that took the whole machine down.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -24,19 +25,25 @@ pub struct Quarantined {
     pub unix_s: u64,
 }
 
-/// A line of the journal: a candidate about to run, or the end of it.
+/// A line of the journal: a candidate about to run, or the end of it; numbered, since several may run at a time.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Intent {
-    About { subject: String, config: Config },
-    Done,
+    About { id: u64, subject: String, config: Config },
+    Done { id: u64 },
 }
+
+/// A candidate that has begun; given back when it has come back.
+#[must_use]
+#[derive(Debug)]
+pub struct Begun(u64);
 
 /// The quarantine of a directory: `quarantine.jsonl`, and one intent journal per running process.
 pub struct Quarantine {
     dir: Option<PathBuf>,
     entries: Vec<Quarantined>,
     journal: Option<(PathBuf, File)>,
+    begun: u64,
     warning: Option<String>,
 }
 
@@ -55,7 +62,7 @@ impl Quarantine {
 
     /// A quarantine that ends with the process.
     pub fn in_memory() -> Self {
-        Quarantine { dir: None, entries: Vec::new(), journal: None, warning: None }
+        Quarantine { dir: None, entries: Vec::new(), journal: None, begun: 0, warning: None }
     }
 
     /// Why nothing is kept on disk, if so.
@@ -72,6 +79,11 @@ impl Quarantine {
     pub fn find(&self, subject: &str, config: &Config) -> Option<&Rejection> {
         let hit = self.entries.iter().find(|e| e.subject == subject && e.config == *config);
         hit.map(|e| &e.rejection)
+    }
+
+    /// What any candidate of `subject` did, if one is in quarantine.
+    pub fn find_any(&self, subject: &str) -> Option<&Rejection> {
+        self.entries.iter().find(|e| e.subject == subject).map(|e| &e.rejection)
     }
 
     /// Releases the candidates of `subject`, or all; returns how many.
@@ -98,13 +110,16 @@ impl Quarantine {
     }
 
     /// Records, on disk before it returns, that `config` is about to run for the first time.
-    pub fn begin(&mut self, subject: &str, config: &Config) {
-        self.write(&Intent::About { subject: subject.to_owned(), config: config.clone() }, true);
+    pub fn begin(&mut self, subject: &str, config: &Config) -> Begun {
+        self.begun += 1;
+        let id = self.begun;
+        self.write(&Intent::About { id, subject: subject.to_owned(), config: config.clone() }, true);
+        Begun(id)
     }
 
-    /// Records that the last candidate begun has come back.
-    pub fn end(&mut self) {
-        self.write(&Intent::Done, false);
+    /// Records that a candidate has come back.
+    pub fn end(&mut self, Begun(id): Begun) {
+        self.write(&Intent::Done { id }, false);
     }
 
     fn write(&mut self, intent: &Intent, durable: bool) {
@@ -204,10 +219,14 @@ fn orphans(dir: &Path) -> std::io::Result<Vec<(String, Config)>> {
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
-        match text.lines().rev().find_map(|l| serde_json::from_str(l).ok()) {
-            Some(Intent::About { subject, config }) => found.push((subject, config)),
-            Some(Intent::Done) | None => {}
+        let mut open = BTreeMap::new();
+        for intent in text.lines().filter_map(|l| serde_json::from_str(l).ok()) {
+            match intent {
+                Intent::About { id, subject, config } => drop(open.insert(id, (subject, config))),
+                Intent::Done { id } => drop(open.remove(&id)),
+            }
         }
+        found.extend(open.into_values());
         fs::remove_file(&path)?;
     }
     Ok(found)
@@ -244,9 +263,12 @@ mod tests {
     fn a_begun_candidate_of_a_dead_process_is_quarantined_and_one_of_a_live_process_is_not() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut q = Quarantine::open(dir.path());
-        q.begin("s", &v(1));
-        q.end();
-        q.begin("s", &v(2));
+        let first = q.begin("s", &v(1));
+        let inner = q.begin("s", &v(3));
+        let _ = q.begin("s", &v(2));
+        // The one that began last ends first; another is still at work.
+        q.end(inner);
+        q.end(first);
         assert!(Quarantine::open(dir.path()).list().is_empty(), "its process lives");
         let (path, file) = q.journal.take().expect("on disk");
         drop(file); // what the kernel does when the process dies
@@ -263,7 +285,7 @@ mod tests {
         fs::write(&file, "").expect("writable");
         let mut q = Quarantine::open(&file.join("below"));
         assert!(q.warning().is_some_and(|w| w.contains("file")));
-        q.begin("s", &v(1));
+        let _ = q.begin("s", &v(1));
         q.add("s", &v(1), Rejection::Timeout(1.0));
         assert!(q.find("s", &v(1)).is_some());
     }

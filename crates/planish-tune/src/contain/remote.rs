@@ -1,7 +1,8 @@
 //! The tuner's side: a `Subject` whose candidates run in a worker process with deadlines, a sentinel and a quarantine.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::mem::{Discriminant, discriminant};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::protocol::{Reply, Request};
+use super::protocol::{Reply, Request, Stage};
 use super::quarantine::Quarantine;
 use crate::config::Config;
 use crate::error::Error;
@@ -23,12 +24,27 @@ const DEATHS_MAX: u32 = 3;
 /// Bytes of a worker's standard error that are kept to explain its death.
 const STDERR_KEPT: usize = 2048;
 
-/// How long a worker may take before it is killed.
+/// Deadlines that the default gets, in those of a candidate: a machine that is busy or slow is no reason to give it up.
+const PATIENCE: u32 = 6;
+
+/// What a candidate may take at least, in what the default took for the same.
+const SLOWER_MOST: u32 = 10;
+
+/// How often a waiting tuner shows that it is alive.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a worker may take before it is killed, with everything it started.
+///
+/// Each is held against the sum of the times that one request spends at that work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deadlines {
     /// To start and make the subject.
     pub build: Duration,
-    /// For one admission: compile, run at every point, gate.
+    /// For inputs and references, which no candidate is blamed for.
+    pub prepare: Duration,
+    /// For compilers.
+    pub compile: Duration,
+    /// For one admission: run at every point, gate.
     pub admit: Duration,
     /// For one timing.
     pub time: Duration,
@@ -39,7 +55,7 @@ pub struct Deadlines {
 impl Default for Deadlines {
     fn default() -> Self {
         let s = Duration::from_secs;
-        Deadlines { build: s(30), admit: s(20), time: s(10), sentinel: s(20) }
+        Deadlines { build: s(30), prepare: s(300), compile: s(120), admit: s(20), time: s(10), sentinel: s(20) }
     }
 }
 
@@ -63,28 +79,58 @@ pub struct Setup {
 }
 
 /// A subject in a worker process.
-pub struct Remote {
+pub struct Remote<'a> {
     setup: Setup,
-    command: Box<dyn FnMut() -> Command>,
+    command: Box<dyn FnMut() -> Command + 'a>,
     quarantine: Arc<Mutex<Quarantine>>,
     worker: Option<Worker>,
     /// Workers started so far.
     starts: u32,
     deaths_in_a_row: u32,
-    /// Candidates whose admission, and whose first timing, has come back once: they are not journalled again.
-    proven: HashSet<(Config, bool)>,
+    /// Candidates and what they have come back from once: that is not journalled again.
+    proven: HashSet<(Config, Discriminant<Request>)>,
+    /// The longest that the default ran for a kind of request.
+    default_ran: HashMap<Discriminant<Request>, Duration>,
     broken: Option<Error>,
     ahead: Option<Ahead>,
+    heard: Option<Heard<'a>>,
+}
+
+/// Hears what the worker is at and for how long: when that changes, and every second.
+pub type Heard<'a> = Box<dyn FnMut(&Stage, Duration) + 'a>;
+
+/// How a worker was lost.
+struct Lost {
+    rejection: Rejection,
+    /// It was at work that is not the candidate's.
+    innocent: bool,
+    /// The program whose compilation did not end.
+    program: Option<String>,
+}
+
+impl From<Rejection> for Lost {
+    fn from(rejection: Rejection) -> Self {
+        Lost { rejection, innocent: false, program: None }
+    }
+}
+
+/// What one exchange with a worker goes by.
+struct Terms<'r, 'a> {
+    deadlines: Deadlines,
+    /// For the request's own work.
+    own: Duration,
+    heard: &'r mut Option<Heard<'a>>,
+    ledger: &'r Mutex<Quarantine>,
 }
 
 /// Does for many candidates at once what their admission would take long for, beside the worker.
 pub type Ahead = Box<dyn FnMut(&[Config])>;
 
-impl Remote {
+impl<'a> Remote<'a> {
     /// A subject that runs in the process that `command` describes, which must call `serve_stdio`.
     ///
     /// The process starts with the first request; its standard streams and process group are set here.
-    pub fn new(setup: Setup, command: impl FnMut() -> Command + 'static, quarantine: Arc<Mutex<Quarantine>>) -> Self {
+    pub fn new(setup: Setup, command: impl FnMut() -> Command + 'a, quarantine: Arc<Mutex<Quarantine>>) -> Self {
         Remote {
             setup,
             command: Box::new(command),
@@ -93,9 +139,17 @@ impl Remote {
             starts: 0,
             deaths_in_a_row: 0,
             proven: HashSet::new(),
+            default_ran: HashMap::new(),
             broken: None,
             ahead: None,
+            heard: None,
         }
+    }
+
+    /// The same with `heard` told what the worker is at.
+    pub fn hearing(mut self, heard: Heard<'a>) -> Self {
+        self.heard = Some(heard);
+        self
     }
 
     /// The same with `ahead` told of candidates before they are admitted, but for those in quarantine.
@@ -109,9 +163,16 @@ impl Remote {
         self.starts
     }
 
+    /// The worker that admitted it may be gone; the new one needs its own proof.
+    fn admit_here(&mut self, config: &Config) -> Result<(), Rejection> {
+        if self.worker.as_ref().is_none_or(|w| !w.admitted.contains(config)) {
+            self.admit(config)?;
+        }
+        Ok(())
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Quarantine> {
-        // The quarantine is a list and a file handle: whoever panicked left neither half-written.
-        self.quarantine.lock().unwrap_or_else(PoisonError::into_inner)
+        open(&self.quarantine)
     }
 
     /// Runs one request about `config`; whatever goes wrong is a rejection of it, and the worker is made good again.
@@ -120,40 +181,61 @@ impl Remote {
             return Err(rejection.clone());
         }
         let is_default = *config == self.setup.space.default;
-        let step = (config.clone(), matches!(request, Request::Time(..)));
+        let step = (config.clone(), discriminant(request));
         let first = !self.proven.contains(&step);
         self.ensure_worker()?;
-        if first && !is_default {
-            self.ledger().begin(&self.setup.subject, config);
-        }
+        let deadline = self.patience(request, is_default, deadline);
+        let begun = (first && !is_default).then(|| self.ledger().begin(&self.setup.subject, config));
         let mut result = self.call(request, deadline);
         let suspicious = first || !matches!(result, Ok(Reply::Admitted(_) | Reply::Sampled(_)));
         let checked = suspicious && !is_default && self.worker.is_some();
         if checked && let Err(how) = self.sentinel() {
             self.worker = None;
-            result = Err(Rejection::Crashed(format!("left the device unusable: {how}")));
+            result = Err(Rejection::Crashed(format!("left the device unusable: {how}")).into());
         }
-        if first && !is_default {
-            self.ledger().end();
+        if let Some(begun) = begun {
+            self.ledger().end(begun);
             self.proven.insert(step);
         }
-        if self.worker.is_none() {
-            let rejection = result.as_ref().err().cloned().expect("only a failure ends a worker");
-            self.lost(config, is_default, &rejection);
-        } else {
-            self.deaths_in_a_row = 0;
+        match &result {
+            Err(lost) => self.lost(config, is_default, lost),
+            Ok(reply) => {
+                self.deaths_in_a_row = 0;
+                if let (true, Some(worker)) = (is_default, &self.worker) {
+                    let longest = self.default_ran.entry(discriminant(request)).or_default();
+                    *longest = worker.ran.max(*longest);
+                }
+                // A machine that survives a hang or a crash by itself need not go through it again either.
+                if let Reply::Refused(rejection @ (Rejection::Timeout(_) | Rejection::Crashed(_))) = reply
+                    && !is_default
+                {
+                    self.ledger().add(&self.setup.subject, config, rejection.clone());
+                }
+            }
         }
-        result
+        result.map_err(|lost| lost.rejection)
+    }
+
+    /// The deadline scaled to this machine: candidates are given up by what the default needs here.
+    fn patience(&self, request: &Request, is_default: bool, deadline: Duration) -> Duration {
+        if is_default {
+            return deadline * PATIENCE;
+        }
+        self.default_ran.get(&discriminant(request)).map_or(deadline, |ran| deadline.max(*ran * SLOWER_MOST))
     }
 
     /// The worker was lost to `config`: a candidate is quarantined, the default is not, but not for ever either.
-    fn lost(&mut self, config: &Config, is_default: bool, rejection: &Rejection) {
-        if !is_default {
-            self.deaths_in_a_row = 0;
-            self.ledger().add(&self.setup.subject, config, rejection.clone());
-            return;
+    fn lost(&mut self, config: &Config, is_default: bool, lost: &Lost) {
+        if is_default || lost.innocent {
+            return self.died_early(&lost.rejection);
         }
-        self.died_early(rejection);
+        self.deaths_in_a_row = 0;
+        let mut ledger = self.ledger();
+        ledger.add(&self.setup.subject, config, lost.rejection.clone());
+        if let Some(program) = &lost.program {
+            // Whatever other shape or configuration asks for the same program would wait as long.
+            ledger.add(&subject_of(program), config, lost.rejection.clone());
+        }
     }
 
     fn died_early(&mut self, rejection: &Rejection) {
@@ -185,7 +267,7 @@ impl Remote {
         let worker = Worker::start((self.command)());
         self.worker = Some(worker.map_err(|e| Rejection::Crashed(format!("cannot start the worker: {e}")))?);
         let build = Request::Build(self.setup.spec.clone());
-        match self.call(&build, self.setup.deadlines.build)? {
+        match self.call(&build, self.setup.deadlines.build).map_err(|lost| lost.rejection)? {
             Reply::Ready if again => self.sentinel(),
             Reply::Ready => Ok(()),
             other => Err(Rejection::Crashed(format!("cannot make the subject: {other:?}"))),
@@ -193,7 +275,7 @@ impl Remote {
     }
 
     fn sentinel(&mut self) -> Result<(), Rejection> {
-        match self.call(&Request::Sentinel, self.setup.deadlines.sentinel)? {
+        match self.call(&Request::Sentinel, self.setup.deadlines.sentinel).map_err(|lost| lost.rejection)? {
             Reply::Healthy => Ok(()),
             Reply::Refused(rejection) => Err(rejection),
             other => Err(Rejection::Crashed(format!("the sentinel answered {other:?}"))),
@@ -201,17 +283,32 @@ impl Remote {
     }
 
     /// One exchange; an `Err` means that the worker is gone.
-    fn call(&mut self, request: &Request, deadline: Duration) -> Result<Reply, Rejection> {
+    fn call(&mut self, request: &Request, own: Duration) -> Result<Reply, Lost> {
         let worker = self.worker.as_mut().expect("a worker was ensured");
-        let result = worker.exchange(request, deadline);
-        if let (Ok(Reply::Admitted(_)), Request::Admit(config)) = (&result, request) {
-            worker.admitted.insert(config.clone());
+        let (deadlines, heard, ledger) = (self.setup.deadlines, &mut self.heard, &*self.quarantine);
+        let result = worker.exchange(request, &mut Terms { deadlines, own, heard, ledger });
+        if let (Ok(reply), Request::Admit(config) | Request::Confirm(config)) = (&result, request) {
+            if matches!(reply, Reply::Admitted(_)) {
+                worker.admitted.insert(config.clone());
+            } else {
+                worker.admitted.remove(config);
+            }
         }
         if result.is_err() {
             self.worker = None;
         }
         result
     }
+}
+
+fn open(quarantine: &Mutex<Quarantine>) -> MutexGuard<'_, Quarantine> {
+    // The quarantine is a list and a file handle: whoever panicked left neither half-written.
+    quarantine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Under which a program is kept in the quarantine.
+fn subject_of(program: &str) -> String {
+    format!("program {program}")
 }
 
 /// The rejection that an unexpected reply amounts to.
@@ -222,7 +319,7 @@ fn refusal(reply: Reply) -> Rejection {
     }
 }
 
-impl Subject for Remote {
+impl Subject for Remote<'_> {
     fn space(&self) -> &Space {
         &self.setup.space
     }
@@ -240,12 +337,18 @@ impl Subject for Remote {
 
     fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection> {
         let config = admitted.config();
-        if self.worker.as_ref().is_none_or(|w| !w.admitted.contains(config)) {
-            // The worker that admitted it is gone; the new one needs its own proof.
-            self.admit(config)?;
-        }
+        self.admit_here(config)?;
         match self.run(config, &Request::Time(config.clone(), point), self.setup.deadlines.time)? {
             Reply::Sampled(sample) => Ok(sample),
+            other => Err(refusal(other)),
+        }
+    }
+
+    fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
+        let config = admitted.config();
+        self.admit_here(config)?;
+        match self.run(config, &Request::Confirm(config.clone()), self.setup.deadlines.admit)? {
+            Reply::Admitted(error_over_bound) => Admitted::new(config.clone(), error_over_bound),
             other => Err(refusal(other)),
         }
     }
@@ -262,8 +365,9 @@ impl Subject for Remote {
         self.ahead = Some(ahead);
     }
 
+    /// What the default risks as well comes first.
     fn risk(&self, config: &Config) -> u32 {
-        (self.setup.risk)(config)
+        (self.setup.risk)(config).saturating_sub((self.setup.risk)(&self.setup.space.default))
     }
 
     fn sentinel(&mut self) -> Result<(), Rejection> {
@@ -276,6 +380,44 @@ impl Subject for Remote {
     }
 }
 
+impl Terms<'_, '_> {
+    fn limit(&self, stage: &Stage) -> Duration {
+        match stage {
+            Stage::Prepare => self.deadlines.prepare,
+            Stage::Compile(_) => self.deadlines.compile,
+            Stage::Run => self.own,
+        }
+    }
+
+    fn hear(&mut self, stage: &Stage, waited: Duration) {
+        if let Some(heard) = self.heard {
+            heard(stage, waited);
+        }
+    }
+
+    /// Does not wait for a program again that did not end once.
+    fn may(&self, stage: &Stage) -> Result<(), Lost> {
+        let Stage::Compile(program) = stage else { return Ok(()) };
+        match open(self.ledger).find_any(&subject_of(program)) {
+            Some(rejection) => Err(rejection.clone().into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The worker gave no answer within the deadline of what it was at.
+fn late(stage: Stage, limit: Duration) -> Lost {
+    let timeout = Rejection::Timeout(limit.as_secs_f64());
+    match stage {
+        Stage::Prepare => Lost { rejection: timeout, innocent: true, program: None },
+        Stage::Compile(program) => {
+            let rejection = Rejection::Compile(format!("no end within {:.1} s", limit.as_secs_f64()));
+            Lost { rejection, innocent: false, program: Some(program) }
+        }
+        Stage::Run => timeout.into(),
+    }
+}
+
 /// A running worker process, killed with its whole group when dropped.
 struct Worker {
     child: Child,
@@ -283,6 +425,8 @@ struct Worker {
     replies: Receiver<Reply>,
     stderr: Arc<Mutex<Vec<u8>>>,
     admitted: HashSet<Config>,
+    /// How long the last request ran, without what is not the candidate's.
+    ran: Duration,
 }
 
 impl Worker {
@@ -301,18 +445,39 @@ impl Worker {
         let stderr = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&stderr);
         std::thread::spawn(move || keep_tail(err, &kept));
-        Ok(Worker { child, requests, replies, stderr, admitted: HashSet::new() })
+        Ok(Worker { child, requests, replies, stderr, admitted: HashSet::new(), ran: Duration::ZERO })
     }
 
-    fn exchange(&mut self, request: &Request, deadline: Duration) -> Result<Reply, Rejection> {
+    fn exchange(&mut self, request: &Request, terms: &mut Terms<'_, '_>) -> Result<Reply, Lost> {
         let line = serde_json::to_string(request).expect("a request is plain data") + "\n";
         // A failure to write means that the worker is dead, which the wait for its reply explains better.
         let _ = self.requests.write_all(line.as_bytes()).and_then(|()| self.requests.flush());
-        match self.replies.recv_timeout(deadline) {
-            Ok(Reply::Panicked(message)) => Err(Rejection::Crashed(format!("panic: {message}"))),
-            Ok(reply) => Ok(reply),
-            Err(RecvTimeoutError::Timeout) => Err(Rejection::Timeout(deadline.as_secs_f64())),
-            Err(RecvTimeoutError::Disconnected) => Err(Rejection::Crashed(self.obituary())),
+        let (mut stage, mut since) = (Stage::Run, Instant::now());
+        let mut spent: HashMap<&str, Duration> = HashMap::new();
+        loop {
+            let limit = terms.limit(&stage);
+            let before = spent.entry(stage.name()).or_default();
+            let left = limit.saturating_sub(*before + since.elapsed());
+            match self.replies.recv_timeout(left.min(BEAT)) {
+                Ok(Reply::At(next)) => {
+                    *before += since.elapsed();
+                    (stage, since) = (next, Instant::now());
+                    terms.hear(&stage, Duration::ZERO);
+                    terms.may(&stage)?;
+                }
+                Ok(Reply::Panicked(message)) => return Err(Rejection::Crashed(format!("panic: {message}")).into()),
+                Ok(reply) => {
+                    *before += since.elapsed();
+                    self.ran = spent.get(Stage::Run.name()).copied().unwrap_or_default();
+                    return Ok(reply);
+                }
+                Err(RecvTimeoutError::Timeout) if left > BEAT => terms.hear(&stage, since.elapsed()),
+                Err(RecvTimeoutError::Timeout) => return Err(late(stage, limit)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let innocent = stage == Stage::Prepare;
+                    return Err(Lost { innocent, ..Rejection::Crashed(self.obituary()).into() });
+                }
+            }
         }
     }
 

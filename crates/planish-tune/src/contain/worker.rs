@@ -4,18 +4,21 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-use super::protocol::{Reply, Request};
+use super::protocol::{Reply, Request, Stage};
 use crate::config::Config;
 use crate::error::Error;
-use crate::subject::{Admitted, Subject};
+use crate::subject::{Admitted, Rejection, Subject};
 
-/// Makes a subject from its description; the error says why it cannot.
-pub type Factory<'a> = dyn FnMut(&serde_json::Value) -> Result<Box<dyn Subject>, String> + 'a;
+/// Tells the tuner what the worker is at, as often as that changes or goes on.
+pub type Tell = Arc<dyn Fn(Stage) + Send + Sync>;
+
+/// Makes a subject from its description and from how to tell what it is at; the error says why it cannot.
+pub type Factory<'a> = dyn FnMut(&serde_json::Value, &Tell) -> Result<Box<dyn Subject>, String> + 'a;
 
 /// Answers the requests in `input` on `output` until `input` ends or the subject panics.
-pub fn serve(input: impl BufRead, output: impl Write, factory: &mut Factory<'_>) -> Result<(), Error> {
+pub fn serve(input: impl BufRead, output: impl Write + Send + 'static, factory: &mut Factory<'_>) -> Result<(), Error> {
     answer(input.lines().map_while(Result::ok), output, factory)
 }
 
@@ -35,23 +38,35 @@ pub fn serve_stdio(factory: &mut Factory<'_>) -> Result<(), Error> {
     answer(receive.into_iter(), std::io::stdout(), factory)
 }
 
-fn answer(lines: impl Iterator<Item = String>, mut output: impl Write, factory: &mut Factory<'_>) -> Result<(), Error> {
-    let mut desk = Desk::default();
+fn answer(
+    lines: impl Iterator<Item = String>,
+    output: impl Write + Send + 'static,
+    factory: &mut Factory<'_>,
+) -> Result<(), Error> {
+    let output = Arc::new(Mutex::new(output));
+    let stages = Arc::clone(&output);
+    // Whoever no longer listens will say so when it is answered.
+    let tell: Tell = Arc::new(move |stage| drop(say(&stages, &Reply::At(stage))));
+    let mut desk = Desk { subject: None, admitted: HashMap::new(), tell };
     for line in lines {
         let reply = match serde_json::from_str(&line) {
             Ok(request) => catch_unwind(AssertUnwindSafe(|| desk.handle(request, factory)))
                 .unwrap_or_else(|panic| Reply::Panicked(message_of(&*panic))),
             Err(e) => Reply::Failed(format!("not a request: {e}")),
         };
-        let text = serde_json::to_string(&reply).expect("a reply is plain data");
-        // A reply starts a line of its own, whatever a compiler or driver has printed.
-        let sent = write!(output, "\n{text}\n").and_then(|()| output.flush());
-        sent.map_err(|e| Error::new(format!("worker: cannot answer: {e}")))?;
+        say(&output, &reply).map_err(|e| Error::new(format!("worker: cannot answer: {e}")))?;
         if matches!(reply, Reply::Panicked(_)) {
             break;
         }
     }
     Ok(())
+}
+
+fn say(output: &Mutex<impl Write>, reply: &Reply) -> std::io::Result<()> {
+    let text = serde_json::to_string(reply).expect("a reply is plain data");
+    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+    // A reply starts a line of its own, whatever a compiler or driver has printed.
+    write!(output, "\n{text}\n").and_then(|()| output.flush())
 }
 
 fn message_of(panic: &(dyn Any + Send)) -> String {
@@ -60,18 +75,18 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
 }
 
 /// The subject and what it has admitted.
-#[derive(Default)]
 struct Desk {
     subject: Option<Box<dyn Subject>>,
     admitted: HashMap<Config, Admitted>,
+    tell: Tell,
 }
 
 impl Desk {
     fn handle(&mut self, request: Request, factory: &mut Factory<'_>) -> Reply {
         if let Request::Build(spec) = request {
-            return match factory(&spec) {
+            return match factory(&spec, &self.tell) {
                 Ok(subject) => {
-                    *self = Desk { subject: Some(subject), admitted: HashMap::new() };
+                    (self.subject, self.admitted) = (Some(subject), HashMap::new());
                     Reply::Ready
                 }
                 Err(why) => Reply::Failed(why),
@@ -79,13 +94,16 @@ impl Desk {
         }
         let Some(subject) = &mut self.subject else { return Reply::Failed("no subject was built".to_owned()) };
         match request {
-            Request::Admit(config) => match subject.admit(&config) {
-                Ok(admitted) => {
-                    let error = admitted.error_over_bound();
-                    self.admitted.insert(config, admitted);
-                    Reply::Admitted(error)
+            Request::Admit(config) => {
+                let result = subject.admit(&config);
+                self.admitted(config, result)
+            }
+            Request::Confirm(config) => match self.admitted.get(&config) {
+                Some(admitted) => {
+                    let result = subject.confirm(admitted);
+                    self.admitted(config, result)
                 }
-                Err(rejection) => Reply::Refused(rejection),
+                None => Reply::Failed(format!("({config}) is not admitted here")),
             },
             Request::Time(config, point) => match self.admitted.get(&config) {
                 Some(admitted) => subject.time(admitted, point).map_or_else(Reply::Refused, Reply::Sampled),
@@ -95,6 +113,21 @@ impl Desk {
             Request::Build(_) => unreachable!("handled above"),
         }
     }
+
+    /// Keeps an admission; one that was refused is none any more.
+    fn admitted(&mut self, config: Config, result: Result<Admitted, Rejection>) -> Reply {
+        match result {
+            Ok(admitted) => {
+                let error = admitted.error_over_bound();
+                self.admitted.insert(config, admitted);
+                Reply::Admitted(error)
+            }
+            Err(rejection) => {
+                self.admitted.remove(&config);
+                Reply::Refused(rejection)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -102,16 +135,29 @@ mod tests {
     use super::*;
     use crate::budget::VirtualClock;
     use crate::scripted::{Fault, Script, Scripted};
-    use crate::subject::{Point, Rejection, Wrong};
+    use crate::subject::{Point, Wrong};
+
+    /// Memory that outlives the writer.
+    #[derive(Clone, Default)]
+    struct Output(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Output {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("unpoisoned").write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     fn talk(lines: &str) -> Vec<Reply> {
-        let mut factory = |spec: &serde_json::Value| -> Result<Box<dyn Subject>, String> {
+        let mut factory = |spec: &serde_json::Value, _: &Tell| -> Result<Box<dyn Subject>, String> {
             let script: Script = serde_json::from_value(spec.clone()).map_err(|e| e.to_string())?;
             Ok(Box::new(Scripted::new(script, VirtualClock::new())))
         };
-        let mut output = Vec::new();
-        serve(lines.as_bytes(), &mut output, &mut factory).expect("memory does not fail");
-        let text = String::from_utf8(output).expect("JSON");
+        let output = Output::default();
+        serve(lines.as_bytes(), output.clone(), &mut factory).expect("memory does not fail");
+        let text = String::from_utf8(output.0.lock().expect("unpoisoned").clone()).expect("JSON");
         text.lines().filter(|l| !l.is_empty()).map(|l| serde_json::from_str(l).expect("a reply")).collect()
     }
 

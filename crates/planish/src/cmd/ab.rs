@@ -183,7 +183,8 @@ fn on_cpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let mut gate = Vec::new();
     for (entry, configs) in decode.iter().chain(&prefill) {
         interrupt::check()?;
-        let work = Work { op: entry.op, shape: entry.shape.clone(), share: 1.0, uses: 1, step: None };
+        let work =
+            Work { op: entry.op, shape: entry.shape.clone(), share: 1.0, uses: 1, step: None, deterministic: false };
         gate.extend(gated(&work, configs, &setting)?);
     }
     let ids = ids(&session.model.file.tokenizer, context - 1)?;

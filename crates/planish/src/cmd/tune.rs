@@ -119,7 +119,7 @@ impl Request {
             let written = files.write(path)?.map(|p| p.display().to_string());
             self.ui.note(&format!("report: {}", written.join(", ")));
         }
-        if stopped { interrupt::check().map(|()| Outcome::Done) } else { Ok(Outcome::Done) }
+        if stopped { interrupt::check().map(|()| Outcome::Done) } else { Ok(bought.answer()) }
     }
 }
 
@@ -140,6 +140,7 @@ struct Ground<'a> {
     decode: Vec<Entry>,
     prefill: Vec<Entry>,
     model_bytes: u64,
+    deterministic: bool,
 }
 
 impl Ground<'_> {
@@ -148,7 +149,9 @@ impl Ground<'_> {
     }
 
     fn works(&self, ceilings: Ceilings) -> Vec<Work> {
-        worklist(&[&self.decode, &self.prefill], ceilings)
+        let mut works = worklist(&[&self.decode, &self.prefill], ceilings);
+        works.iter_mut().for_each(|w| w.deterministic = self.deterministic);
+        works
     }
 }
 
@@ -181,10 +184,12 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
             let machine = Machine { backend: &cpu, isa };
             let mut store = session::open_store(ui);
             let identities = Identities::new(&machine, &Policy::default());
-            let choices = StoreChoices { snapshot: store.snapshot(), identities: &identities, mode: &Mode::Stored };
+            let (snapshot, mode, deterministic) = (store.snapshot(), &Mode::Stored, args.session.deterministic());
+            let choices = StoreChoices { snapshot, identities: &identities, mode, deterministic };
             let plans = shape.plans(machine, args.session.options(shape.context()), &choices)?;
             let (decode, prefill, model_bytes) = (plans.decode, plans.prefill, plans.model_bytes);
-            let ground = Ground { cpu: &cpu, isa, identities: &identities, decode, prefill, model_bytes };
+            let identities = &identities;
+            let ground = Ground { cpu: &cpu, isa, identities, decode, prefill, model_bytes, deterministic };
             if args.list {
                 let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
                 return bought::list(&worklist(&plans, nominal(&cpu)), plans, ui);
@@ -232,12 +237,13 @@ fn tune_model(session: &mut Session, request: &Request) -> Result<Bought> {
     let (decode, prefill) = plans(session)?;
     let model_bytes = session.model.file.gguf.bytes().len() as u64;
     let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
-    let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes };
+    let deterministic = session.deterministic;
+    let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes, deterministic };
     let mut bought = tune_kernels(&ground, request, for_kernels, &mut session.store)?.named(&name);
     if !interrupt::requested() {
         // The last pair may run past the end of its time.
         let left = request.budget.saturating_sub(start.elapsed()).mul_f64(0.85);
-        bought.end_to_end = end_to_end(session, request, left.min(ACCEPT_MOST))?;
+        bought.end_to_end = end_to_end(session, request, left.min(ACCEPT_MOST), start)?;
         let machine = Machine { backend: &session.cpu, isa: session.isa };
         bought.refresh(machine, &session.identities, &session.store);
     }
@@ -293,7 +299,9 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
 }
 
 /// Tuned against default, unless the store knows how that ends; choices that bring nothing go back to the defaults.
-fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Result<Option<EndToEnd>> {
+///
+/// Tuning began at `start`.
+fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start: Instant) -> Result<Option<EndToEnd>> {
     let (decode, prefill, digest) = {
         let tuned = session.decoder()?;
         let digest = tuned.frozen().digest().to_owned();
@@ -323,6 +331,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration) -> Res
         accept::compare(&mut default, &mut tuned, &ids, &effort, interrupt::flag())?
     };
     let Some(report) = report else { return Ok(None) };
+    let report = report.after(start.elapsed());
     let items = accept::refuted(&report, &decode, &prefill);
     let machine = Machine { backend: &session.cpu, isa: session.isa };
     let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;

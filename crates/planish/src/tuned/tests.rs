@@ -200,7 +200,15 @@ fn a_check_of_a_model_is_told_with_its_bounds() {
         effect,
     };
     let (decode, prefill) = (gain(1.06, Effect::Faster), gain(1.0, Effect::NoEffect));
-    let report = accept::Report { decode, prefill, logit_delta_max: 3.5e-5, same_best: 24, compared: 25, spent_s: 8.0 };
+    let report = accept::Report {
+        decode,
+        prefill,
+        logit_delta_max: 3.5e-5,
+        same_best: 24,
+        compared: 25,
+        spent_s: 8.0,
+        break_even: None,
+    };
     let mut tuned = of(vec![kernel(State::Tuned, outcome(Vec::new()))]);
     tuned.whole.push(Whole { set: "0123456789abcdef".into(), measured_ms: 1_796_016_309_265, report });
     let tsv = check(&tuned).tsv;

@@ -32,6 +32,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 3],
+        reduces: &["VARIANT", "BLOCK_K"],
     },
     text: TEXT,
     shapes: &[

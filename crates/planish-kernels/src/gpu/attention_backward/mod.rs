@@ -30,6 +30,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 3, 5, 6, 7, 8],
+        reduces: &["BLOCK", "STEP", "SIMDGROUPS"],
     },
     text: TEXT,
     shapes: &[

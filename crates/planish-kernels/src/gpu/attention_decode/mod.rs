@@ -38,6 +38,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 4],
+        reduces: &["THREADS", "TILE", "SPLITS"],
     },
     text: TEXT,
     shapes: &[

@@ -37,6 +37,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 5],
+        reduces: &["BLOCK_K"],
     },
     text: TEXT,
     shapes: &[

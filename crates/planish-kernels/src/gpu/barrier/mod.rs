@@ -32,6 +32,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[],
+        reduces: &[],
     },
     text: Text(&[("barrier.k", include_str!("barrier.k"))]),
     shapes: &["groups=1,rounds=1", "groups=2,rounds=9", "groups=7,rounds=32"],

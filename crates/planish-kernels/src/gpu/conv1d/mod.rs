@@ -54,6 +54,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 4],
+        reduces: &[],
     },
     text: TEXT,
     shapes: &[

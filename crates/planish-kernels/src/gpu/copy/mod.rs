@@ -35,6 +35,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &[],
     },
     text: Text(&[("copy.k", include_str!("copy.k"))]),
     shapes: &["words=1", "words=4", "words=1031", "words=32768"],

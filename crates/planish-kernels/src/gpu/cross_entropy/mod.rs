@@ -34,6 +34,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["THREADS", "ELEMS"],
     },
     text: TEXT,
     shapes: &[

@@ -30,6 +30,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 5],
+        reduces: &["THREADS", "ELEMS"],
     },
     text: TEXT,
     shapes: &[

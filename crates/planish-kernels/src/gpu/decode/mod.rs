@@ -30,6 +30,7 @@ pub static OP: GpuOp = GpuOp {
         problem: problem::problem,
         steps: |call: &OpCall, config, machine| problem::steps(call, config, machine),
         rotated: &[0, 4, 5],
+        reduces: &["THREADS", "SPLITS"],
     },
     text: Text(&[
         QUANT,

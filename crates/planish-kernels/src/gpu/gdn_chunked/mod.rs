@@ -23,6 +23,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 6, 7, 8],
+        reduces: &["CHUNK", "THREADS"],
     },
     text: TEXT,
     shapes: SHAPES,

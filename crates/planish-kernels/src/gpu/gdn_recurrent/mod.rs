@@ -37,6 +37,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 6, 7, 8],
+        reduces: &["THREADS", "ROWS"],
     },
     text: TEXT,
     shapes: SHAPES,

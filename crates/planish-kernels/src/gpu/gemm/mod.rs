@@ -38,6 +38,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2],
+        reduces: &["VARIANT"],
     },
     text: Text(&[IO, TILE, WALK, ("gemm.k", include_str!("gemm.k"))]),
     shapes: &[

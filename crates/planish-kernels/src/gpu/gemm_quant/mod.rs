@@ -36,6 +36,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["VARIANT"],
     },
     text: Text(&[IO, QUANT, TILE, WALK, ("gemm_quant.k", include_str!("gemm_quant.k"))]),
     shapes: &[

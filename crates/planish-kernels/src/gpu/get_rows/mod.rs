@@ -41,6 +41,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &[],
     },
     text: Text(&[IO, QUANT, ("get_rows.k", include_str!("get_rows.k"))]),
     shapes: &[

@@ -47,6 +47,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &["THREADS", "TILE_M", "CHUNK"],
     },
     text: TEXT,
     shapes: &[

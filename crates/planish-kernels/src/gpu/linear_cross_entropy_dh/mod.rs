@@ -50,6 +50,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &["VARIANT", "THREADS", "TILE_M", "CHUNK"],
     },
     text: linear_cross_entropy_backward::TEXT,
     shapes: &[

@@ -42,6 +42,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 3, 4, 6, 7],
+        reduces: &["TILE_M", "TILE_N", "TILE_K"],
     },
     text: TEXT,
     shapes: &[

@@ -49,6 +49,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 3, 4, 5, 6],
+        reduces: &["TILE_M", "TILE_N", "TILE_K"],
     },
     text: TEXT,
     shapes: &[

@@ -38,6 +38,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["THREADS", "REDUCE", "VEC"],
     },
     text: Text(&[QUANT, TEAMS, ("matvec.k", include_str!("matvec.k"))]),
     shapes: &[

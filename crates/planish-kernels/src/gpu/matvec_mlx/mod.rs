@@ -44,6 +44,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["THREADS", "REDUCE", "VEC"],
     },
     text: Text(&[IO, TEAMS, ("matvec_mlx.k", include_str!("matvec_mlx.k"))]),
     shapes: &[

@@ -25,6 +25,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 3],
+        reduces: &["THREADS", "ELEMS"],
     },
     text: Text(&[
         IO,

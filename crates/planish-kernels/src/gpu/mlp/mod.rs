@@ -50,6 +50,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 7, 12],
+        reduces: &["THREADS_PER_TOKEN", "CHUNK"],
     },
     text: TEXT,
     shapes: &[

@@ -28,6 +28,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[],
+        reduces: &[],
     },
     text: Text(&[("null.k", include_str!("null.k"))]),
     shapes: &["groups=1", "groups=133"],

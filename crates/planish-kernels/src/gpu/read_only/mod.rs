@@ -41,6 +41,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["THREADS", "ELEMS", "CHUNKS"],
     },
     text: Text(&[REDUCE, ("read_only.k", include_str!("read_only.k"))]),
     shapes: &["words=1", "words=4096", "words=4099", "words=20000"],

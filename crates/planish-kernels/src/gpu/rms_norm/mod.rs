@@ -27,6 +27,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 2],
+        reduces: &["THREADS"],
     },
     text: TEXT,
     shapes: &[

@@ -40,6 +40,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 2, 3],
+        reduces: &["THREADS", "ROWS"],
     },
     text: TEXT,
     shapes: &[

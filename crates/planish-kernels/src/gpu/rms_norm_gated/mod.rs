@@ -28,6 +28,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 3],
+        reduces: &["THREADS"],
     },
     text: TEXT,
     shapes: &[

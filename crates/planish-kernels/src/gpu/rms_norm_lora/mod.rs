@@ -45,6 +45,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 2, 6],
+        reduces: &["THREADS_PER_TOKEN", "TILED"],
     },
     text: TEXT,
     shapes: &[

@@ -32,6 +32,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &["THREADS", "HEADS"],
     },
     text: TEXT,
     shapes: &[

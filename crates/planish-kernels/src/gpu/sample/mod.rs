@@ -37,6 +37,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0],
+        reduces: &["THREADS", "CANDIDATES"],
     },
     text: Text(&[PHILOX, ("sample.k", include_str!("sample.k"))]),
     shapes: &[

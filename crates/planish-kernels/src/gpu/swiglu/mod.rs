@@ -28,6 +28,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2],
+        reduces: &[],
     },
     text: TEXT,
     shapes: &[

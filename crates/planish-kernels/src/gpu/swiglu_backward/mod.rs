@@ -33,6 +33,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 3, 4],
+        reduces: &[],
     },
     text: TEXT,
     shapes: &[

@@ -46,6 +46,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1, 2, 8],
+        reduces: &["THREADS_PER_TOKEN", "CHUNK"],
     },
     text: TEXT,
     shapes: &[

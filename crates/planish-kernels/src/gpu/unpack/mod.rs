@@ -25,6 +25,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &[],
     },
     text: Text(&[IO, QUANT, PLANES, EIGHT, ("unpack.k", include_str!("unpack.k"))]),
     shapes: &[

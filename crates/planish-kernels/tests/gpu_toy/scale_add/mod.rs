@@ -31,6 +31,7 @@ pub static OP: GpuOp = GpuOp {
         problem,
         steps,
         rotated: &[0, 1],
+        reduces: &[],
     },
     text: Text(&[("scale_add.k", include_str!("scale_add.k"))]),
     shapes: &["n=1", "n=1031"],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use planish_engine::accept::{Gain, Report};
+use planish_engine::accept::{BreakEven, Gain, Report};
 use planish_engine::identity::Identities;
 use planish_engine::plan::Entry;
 use planish_engine::tuning::{self, Done, Fate, Work};
@@ -123,6 +123,15 @@ impl Bought {
         format!("all {} kernels are known on this machine, nothing is measured{undecided}", self.rows.len())
     }
 
+    /// No where a kernel could not be tuned because its default is wrong or does not run.
+    pub fn answer(&self) -> Outcome {
+        if self.failed() > 0 { Outcome::No } else { Outcome::Done }
+    }
+
+    fn failed(&self) -> usize {
+        self.rows.iter().filter(|r| r.error.is_some()).count()
+    }
+
     /// Writes the report to standard output.
     pub fn print(&self, ui: Ui) -> anyhow::Result<()> {
         if ui.json {
@@ -151,6 +160,7 @@ impl Bought {
                 "logits differ by at most {:.2e}; the best token is the same at {} of {} positions\n",
                 r.logit_delta_max, r.same_best, r.compared
             );
+            text += &r.break_even.as_ref().map(break_even).unwrap_or_default();
             if end.put_back > 0 {
                 text += &format!("{} choices brought the model nothing and went back to the defaults\n", end.put_back);
             }
@@ -163,7 +173,10 @@ impl Bought {
         let all = self.rows.len();
         let changed = self.rows.iter().filter(|r| r.choice != r.default).count();
         let unreached = self.rows.iter().filter(|r| r.state == "not reached").count();
-        let rest = if unreached > 0 { format!(", {unreached} not reached") } else { String::new() };
+        let mut rest = if unreached > 0 { format!(", {unreached} not reached") } else { String::new() };
+        if self.failed() > 0 {
+            rest += &format!(", {} have a default that is wrong or does not run", self.failed());
+        }
         let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
         let time = match self.measured {
             0 => "nothing was measured".to_owned(),
@@ -225,6 +238,15 @@ fn state(choice: &Choice) -> &'static str {
         State::DefaultKept => "default kept",
         State::Undecided => "undecided",
         State::NoEndToEndEffect => "no effect end to end",
+    }
+}
+
+/// When the time spent is earned back, in a line.
+fn break_even(b: &BreakEven) -> String {
+    let spent = format!("tuning took {:.0} s", b.tuning_s);
+    match (b.tokens, b.tokens_most) {
+        (Some(tokens), Some(most)) => format!("{spent}, earned back after {tokens} tokens of decode, at most {most}\n"),
+        _ => format!("{spent}, which decode does not earn back\n"),
     }
 }
 

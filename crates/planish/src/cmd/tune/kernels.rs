@@ -35,7 +35,8 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let start = Instant::now();
     let bench = Workbench::open(args)?;
     let machine = bench.machine();
-    let works = kernels.iter().map(|k| work(k, &machine, kernels.len())).collect::<Result<Vec<Work>>>()?;
+    let work = |named| Ok(Work { deterministic: args.deterministic(), ..work(named, &machine, kernels.len())? });
+    let works = kernels.iter().map(work).collect::<Result<Vec<Work>>>()?;
     let identities = Identities::new(&machine, &Policy::default());
     let mut store = session::open_store(request.ui);
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
@@ -57,5 +58,5 @@ fn work(named: &Named, machine: &Machine<'_>, of: usize) -> Result<Work> {
         .ok_or_else(|| anyhow!("no op of {device} is called {}", named.op))
         .hint("docs/ops.md lists the ops of GPUs, `planish tune --list` those of a model on a processor")?;
     (op.check)(&named.shape).map_err(|why| anyhow!("{}: {why}", op.name)).hint("docs/ops.md has shapes of every op")?;
-    Ok(Work { op, shape: named.shape.clone(), share: 1.0 / of as f64, uses: 1, step: None })
+    Ok(Work { op, shape: named.shape.clone(), share: 1.0 / of as f64, uses: 1, step: None, deterministic: false })
 }

@@ -131,8 +131,10 @@ pub fn work(session: &GpuSession, args: &SessionArgs) -> Result<Work> {
         read_gb_s: limits.read_gb_s,
         threads: args.host_threads()?,
         arch: session.backend.identity().silicon.get("arch").cloned(),
+        deterministic: args.deterministic(),
     };
     let ahead = matches!(session.device, Device::Cuda(_)).then_some(compile as fn(&StepSpec, &[Config]));
     let floor = floor(session.weights.bytes_per_token, limits.read_gb_s);
-    Ok(Work { op, shape, share: 1.0, uses: 1, step: Some(Arc::new(Step { space, floor, spec, ahead })) })
+    let (step, deterministic) = (Some(Arc::new(Step { space, floor, spec, ahead })), args.deterministic());
+    Ok(Work { op, shape, share: 1.0, uses: 1, step, deterministic })
 }

@@ -6,9 +6,13 @@ use indicatif::ProgressBar;
 use planish_engine::tuning::{Ceilings, Done, Fate, Watch, Work};
 use planish_kernels::cpu::peak::Peak;
 use planish_tune::Event;
+use planish_tune::contain::Stage;
 
 use super::bought::short;
 use crate::ui::Ui;
+
+/// Waiting for one answer that is worth a line.
+const BEAT_SAID: Duration = Duration::from_secs(10);
 
 /// Shows a tuning run.
 pub struct Progress {
@@ -76,6 +80,18 @@ impl Watch for Progress {
             }
             Fate::Failed(why) => self.say(&format!("warning: {name}: {why}; its default stays")),
             Fate::Tuned(_) | Fate::Confirmed(_) | Fate::Known(_) | Fate::Skipped => {}
+        }
+    }
+
+    /// Silence is told from death: every ten seconds of waiting for one answer is said.
+    fn beat(&mut self, stage: &Stage, waited: Duration) {
+        if waited < BEAT_SAID {
+            return;
+        }
+        let line = format!("{}: {} for {:.0} s", self.at, stage.name(), waited.as_secs_f64());
+        self.bar.set_message(format!("{line}, at most {} s left", self.left()));
+        if self.lines && waited.as_secs() % BEAT_SAID.as_secs() == 0 {
+            self.say(&line);
         }
     }
 
