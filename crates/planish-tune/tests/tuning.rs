@@ -217,7 +217,7 @@ fn wrong_outputs_are_never_timed() {
 /// The second opinion refuses the fastest: the next finalist that cleared the margin wins, and the refusal is kept.
 #[test]
 fn a_winner_is_looked_at_again_before_it_is_promoted() {
-    let script = Script::of_times(1, &[1e5, 0.5e5, 1.1e5, 0.8e5]).fault(1, Fault::WrongLater);
+    let script = Script::of_times(1, &[1e5, 0.78e5, 1.1e5, 0.8e5]).fault(1, Fault::WrongLater);
     let outcome = check_choice(script, 3);
     assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::Wrong(_))), "{:?}", outcome.rejected);
     assert!(outcome.finals.iter().any(|f| f.config == v(1) && !f.cleared));
