@@ -13,6 +13,7 @@ use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{OpSubject, Spec, risk};
 use planish_kernels::telling::Telling;
 use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup, Stage, Tell};
+use planish_tune::recorded::{About, Recorded};
 use planish_tune::store::{
     Choice, Earlier, Evidence, Identity, Key, Progress, Ratio, Source, State, Store, Tier, now_ms,
 };
@@ -121,6 +122,7 @@ pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
 }
 
 /// Everything a tuning run needs beside the store.
+#[derive(Clone)]
 pub struct Setting<'a> {
     /// The machine, for spaces and floors; candidates run in workers.
     pub machine: Machine<'a>,
@@ -186,13 +188,17 @@ pub trait Watch {
     fn beat(&mut self, _stage: &Stage, _waited: Duration) {}
 }
 
-/// Tunes `works` in order and stores every outcome as soon as it is known.
-pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut dyn Watch) -> Result<Vec<Done>> {
+fn open_quarantine(setting: &Setting<'_>, watch: &mut dyn Watch) -> Arc<Mutex<Quarantine>> {
     let quarantine = setting.quarantine.as_deref().map_or_else(Quarantine::in_memory, Quarantine::open);
     if let Some(warning) = quarantine.warning() {
         watch.warning(warning);
     }
-    let quarantine = Arc::new(Mutex::new(quarantine));
+    Arc::new(Mutex::new(quarantine))
+}
+
+/// Tunes `works` in order and stores every outcome as soon as it is known.
+pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut dyn Watch) -> Result<Vec<Done>> {
+    let quarantine = open_quarantine(setting, watch);
     let total = Budget::new(setting.clock, setting.budget);
     let stored = |w: &Work, store: &Store| {
         if setting.force { None } else { known(w, setting.machine, setting.identities, store) }
@@ -460,6 +466,28 @@ fn try_claim(
     };
     // What fails here fails again in the search, which says why.
     Ok(recheck(remote, task, claim).unwrap_or_else(|e| Trial::Fell(e.to_string())))
+}
+
+/// Gates every legal configuration of an item and times each `rounds` times; nothing is stored.
+pub fn record(work: &Work, setting: &Setting<'_>, rounds: usize, watch: &mut dyn Watch) -> Result<Recorded> {
+    let quarantine = open_quarantine(setting, watch);
+    let mut remote = remote(work, setting, &quarantine)?;
+    let device = setting.identities.silicon().label.clone();
+    let about = About { key: key(work.op, &work.shape)?, device, share: work.share };
+    let task = Task {
+        budget: Budget::new(setting.clock, setting.budget),
+        cancel: setting.cancel,
+        observer: &mut Forward { watch: &RefCell::new(watch), journal: Progress::default() },
+        resume: Resume::default(),
+        policy: Policy::exhaustive(rounds),
+    };
+    planish_tune::record(&mut remote, task, about, rounds).map_err(|e| {
+        let error = Error::request(e.to_string());
+        match e.next_step() {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
+    })
 }
 
 /// Shows what happens, and writes it down for a run that comes after an interruption.

@@ -85,7 +85,7 @@ impl Watch for Quiet {
 
 /// Few candidates of each op, and no clock: how much is tried does not depend on this machine.
 fn policy(timings: Timings) -> Policy {
-    Policy { timings, looks: vec![8], finalists: 1, search_rounds: 2, wave: 8, exhaust: 0, ..Policy::default() }
+    Policy { timings, looks: vec![8], finalists: 1, search_rounds: 2, exhaust: 0, stale: 1, ..Policy::default() }
 }
 
 /// Tunes `works` by `timings`; the store that holds what was found.

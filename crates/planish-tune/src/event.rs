@@ -51,6 +51,11 @@ pub enum Event {
         /// Measurements taken back.
         discarded: usize,
     },
+    /// The search has come to its own end, not to that of its time.
+    Searched {
+        /// Legal candidates that were tried, the default included.
+        tried: usize,
+    },
     /// The finals begin.
     Finalists {
         /// Who is re-timed.
@@ -109,6 +114,12 @@ pub struct Resume {
     pub measured: Vec<(Config, Point, f64, f64)>,
     /// Paired rounds of the finals as (finalist, speedup per point), used when the same finalists are chosen.
     pub paired: Vec<(Config, Vec<f64>)>,
+    /// The search came to its own end.
+    #[serde(default)]
+    pub searched: bool,
+    /// Who was in the finals.
+    #[serde(default)]
+    pub finalists: Vec<Config>,
 }
 
 impl Resume {
@@ -122,7 +133,11 @@ impl Resume {
             Event::Drifted { discarded, .. } => {
                 self.measured.truncate(self.measured.len().saturating_sub(*discarded));
             }
-            Event::Finalists { .. } => self.paired.clear(),
+            Event::Searched { .. } => self.searched = true,
+            Event::Finalists { configs } => {
+                self.finalists.clone_from(configs);
+                self.paired.clear();
+            }
             Event::Paired { config, speedups } => self.paired.push((config.clone(), speedups.clone())),
             Event::Listed { .. } | Event::Admitted { .. } | Event::Progress { .. } | Event::Decided { .. } => {}
         }

@@ -1,15 +1,27 @@
 //! Promotion: finalists re-timed in pairs with the default, judged by confidence bounds, ties to the default.
+//!
+//! First it is settled who beats the default, then which of those to take: the first in the fixed order that is proven
+//! to be no more than the margin behind the fastest, so that equals are decided by order and not by luck.
 
 use crate::config::Config;
 use crate::event::Event;
 use crate::measure::{Bench, Halt, Miss};
 use crate::outcome::{Final, Interval, Verdict};
 use crate::policy::Policy;
-use crate::stats::{clipped_mean, median, median_bounds};
+use crate::stats::{center_bounds, median, median_bounds, trimmed_mean};
 use crate::subject::{Admitted, Rejection};
 
-/// Farthest that one log speedup may lie from the median in the mean: a stray sample counts as 1.6 times, not as ten.
-const REACH: f64 = 0.5;
+/// Share of a candidate's slowest and fastest runs that are strays; more of them are a speed of its own.
+const STRAYS: f64 = 0.05;
+
+/// Disagreement of finals and search, as a log ratio, that is no matter of luck however noisy the machine.
+const MISMATCH: f64 = 0.1;
+
+/// Level of one comparison between winners; it decides a tie and no promotion.
+const TIE_ALPHA: f64 = 0.01;
+
+/// Paired rounds between two looks at a tie.
+const TIE_STEP: usize = 8;
 
 /// One finalist and its paired log speedups.
 pub(crate) struct Finalist {
@@ -20,12 +32,36 @@ pub(crate) struct Finalist {
     search_logs: Vec<Vec<f64>>,
     /// Raw times per point.
     pub ns: Vec<Vec<f64>>,
-    /// Set when it failed while being timed.
+    /// Set when it failed while being timed, or when its own times disagree.
     pub refused: Option<Rejection>,
+    standing: Standing,
+    /// Is timed no further because another is ahead by more than the margin; that one may still be refused.
+    rests: bool,
+}
+
+/// How steady the default's own time is: what the machine does to everybody is held against nobody.
+#[derive(Clone, Copy, Debug)]
+struct Steadiness {
+    noise: f64,
+    /// Above 1 where some of its runs are slow.
+    mean_over_median: f64,
+}
+
+fn steadiness(bench: &Bench<'_, '_>) -> Steadiness {
+    let one = |ns: &Vec<f64>| Some(trimmed_mean(ns, STRAYS)? / median(ns)?);
+    let mean_over_median = bench.anchors_ns.iter().filter_map(one).fold(f64::INFINITY, f64::min);
+    let mean_over_median = if mean_over_median.is_finite() { mean_over_median.max(1.0) } else { 1.0 };
+    Steadiness { noise: bench.noise(), mean_over_median }
+}
+
+/// How a finalist stands against the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Open,
     /// Cleared the margin at every point at some look.
-    cleared: bool,
+    Cleared,
     /// Cannot clear the margin any more.
-    out: bool,
+    Out,
 }
 
 impl Finalist {
@@ -34,7 +70,7 @@ impl Finalist {
         let empty = vec![Vec::new(); rel.len()];
         let search_logs = rel.iter().map(|r| r.iter().map(|ratio| -ratio.ln()).collect()).collect();
         let (logs, ns) = (empty.clone(), empty);
-        Finalist { admitted, logs, search_logs, ns, refused: None, cleared: false, out: false }
+        Finalist { admitted, logs, search_logs, ns, refused: None, standing: Standing::Open, rests: false }
     }
 
     fn config(&self) -> &Config {
@@ -45,8 +81,13 @@ impl Finalist {
         self.logs[0].len()
     }
 
+    /// Whether it is timed on; who has cleared is, since winners are compared over the same rounds.
     fn running(&self) -> bool {
-        !self.out && self.refused.is_none()
+        self.refused.is_none() && self.standing != Standing::Out && !self.rests
+    }
+
+    fn is(&self, standing: Standing) -> bool {
+        self.standing == standing && self.refused.is_none()
     }
 
     fn intervals(&self, alpha: f64) -> Option<Vec<Interval>> {
@@ -59,16 +100,42 @@ impl Finalist {
 
     /// Judges the pairs so far: the bound must clear the margin at every point, and so must the mean
     /// of these pairs and the search together, because a candidate with two speeds can have a fast median.
-    fn look(&mut self, policy: &Policy) {
+    fn look(&mut self, policy: &Policy, default: Steadiness) {
         let Some(intervals) = self.intervals(policy.alpha_per_look()) else { return };
         let bar = 1.0 + policy.margin;
-        let mut all = self.logs.iter().zip(&self.search_logs).map(|(now, before)| [&now[..], before].concat());
-        let mean_clears = |logs: Vec<f64>| clipped_mean(&logs, REACH).is_some_and(|m| m.exp() >= bar);
-        if intervals.iter().all(|i| i.lo >= bar) && all.all(mean_clears) {
-            self.cleared = true;
-        } else if !self.cleared && intervals.iter().any(|i| i.hi < bar) {
-            self.out = true;
+        if intervals.iter().all(|i| i.lo >= bar) {
+            match self.own_disagreement(bar, default) {
+                None => self.standing = Standing::Cleared,
+                Some(factor) if self.pairs() >= policy.looks.last().copied().unwrap_or(0) => {
+                    self.refused = Some(Rejection::Unstable(factor));
+                }
+                Some(_) => {}
+            }
+        } else if self.standing == Standing::Open && intervals.iter().any(|i| i.hi < bar) {
+            self.standing = Standing::Out;
         }
+    }
+
+    /// By how much its own times disagree, if that is more than the gain is worth.
+    fn own_disagreement(&self, bar: f64, default: Steadiness) -> Option<f64> {
+        self.logs.iter().zip(&self.search_logs).find_map(|(now, before)| {
+            let (all, fast) = ([&now[..], before].concat(), median(now)?);
+            // The mean of times, not of their logarithms: that is what a user waits for.
+            let times: Vec<f64> = all.iter().map(|log| (-log).exp()).collect();
+            let slowness = trimmed_mean(&times, STRAYS)? / default.mean_over_median;
+            let apart = median(before).map_or(0.0, |b| (b - fast).abs());
+            let two_speeds = (slowness > 1.0 / bar).then(|| fast + slowness.ln());
+            let moved = (apart > MISMATCH.max(6.0 * default.noise)).then_some(apart);
+            two_speeds.or(moved).map(f64::exp)
+        })
+    }
+
+    /// By how much it leads `other`, as a log ratio over all points, with bounds; rounds that both took part in count.
+    fn lead(&self, other: &Finalist) -> Option<(f64, f64, f64)> {
+        let n = self.pairs().min(other.pairs());
+        let one = |r: usize| self.logs.iter().zip(&other.logs).map(|(a, b)| a[r] - b[r]).sum::<f64>();
+        let leads: Vec<f64> = (0..n).map(|r| one(r) / self.logs.len() as f64).collect();
+        center_bounds(&leads, TIE_ALPHA)
     }
 }
 
@@ -83,11 +150,21 @@ pub(crate) struct Judged {
 
 /// Times `finalists` (in their fixed order) against the default and judges them.
 pub(crate) fn judge(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Judged {
-    let halt = run_rounds(bench, finalists).err();
     let policy = bench.task.policy.clone();
+    let mut halt = clear(bench, finalists).err();
     // Stopped by time or by request: the look that was due next is taken at what there is.
-    for f in finalists.iter_mut().filter(|f| f.running() && halt.is_some()) {
-        f.look(&policy);
+    let default = steadiness(bench);
+    for f in finalists.iter_mut().filter(|f| f.is(Standing::Open) && halt.is_some()) {
+        f.look(&policy, default);
+    }
+    if halt.is_none() {
+        // Whoever is taken is proven; that time did not suffice for the order among winners leaves nothing undone.
+        halt = settle_ties(bench, finalists).err().filter(|h| !matches!(h, Halt::Budget));
+    }
+    for f in finalists.iter() {
+        if let Some(rejection @ Rejection::Unstable(_)) = &f.refused {
+            bench.emit(&Event::Rejected { config: f.config().clone(), rejection: rejection.clone() });
+        }
     }
     let (winner, halt) = confirmed(bench, finalists, halt);
     let finals: Vec<Final> = finalists.iter().map(|f| record(f, &policy)).collect();
@@ -102,9 +179,9 @@ pub(crate) fn judge(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Ju
 fn confirmed(
     bench: &mut Bench<'_, '_>,
     finalists: &mut [Finalist],
-    halt: Option<Halt>,
+    mut halt: Option<Halt>,
 ) -> (Option<usize>, Option<Halt>) {
-    while let Some(i) = choose(finalists, &bench.task.policy) {
+    while let Some(i) = choose(finalists, bench.task.policy.margin) {
         match bench.confirm(&finalists[i].admitted) {
             Ok(admitted) => {
                 finalists[i].admitted = admitted;
@@ -115,6 +192,11 @@ fn confirmed(
                 let config = finalists[i].config().clone();
                 bench.emit(&Event::Rejected { config, rejection: rejection.clone() });
                 finalists[i].refused = Some(rejection);
+                // Those whom it had beaten are in again.
+                finalists.iter_mut().for_each(|f| f.rests = false);
+                if halt.is_none() {
+                    halt = clear(bench, finalists).err();
+                }
             }
         }
     }
@@ -123,67 +205,135 @@ fn confirmed(
 
 fn record(f: &Finalist, policy: &Policy) -> Final {
     let points = f.intervals(policy.alpha_per_look()).unwrap_or_default();
-    let cleared = f.cleared && f.refused.is_none();
-    Final { config: f.config().clone(), pairs: f.pairs(), points, cleared }
+    Final { config: f.config().clone(), pairs: f.pairs(), points, cleared: f.is(Standing::Cleared) }
+}
+
+fn least(points: &[Interval]) -> Option<&Interval> {
+    points.iter().min_by(|a, b| a.ratio.total_cmp(&b.ratio))
 }
 
 fn promoted(winner: &Final) -> Verdict {
-    let least = winner.points.iter().min_by(|a, b| a.ratio.total_cmp(&b.ratio)).expect("a winner has points");
+    let least = least(&winner.points).expect("a winner has points");
     Verdict::Promoted { ratio: least.ratio, lo: least.lo, hi: least.hi }
 }
 
+/// Why nobody is promoted: no difference, or not enough clean data to see one.
 fn unproven(finalists: &[Finalist], policy: &Policy, halt: Option<&Halt>) -> Verdict {
-    let open: Vec<&Finalist> = finalists.iter().filter(|f| f.running()).collect();
+    let open: Vec<&Finalist> = finalists.iter().filter(|f| f.is(Standing::Open) && !f.rests).collect();
     let most = policy.looks.last().copied().unwrap_or(0);
-    match open.iter().map(|f| f.pairs()).min() {
-        None => Verdict::KeptDefault,
-        Some(pairs) if pairs >= most => Verdict::KeptDefault,
-        Some(pairs) => {
-            let why = match halt {
-                Some(Halt::Cancelled) => "cancelled",
-                Some(_) => "budget spent",
-                None => "the machine drifts",
-            };
-            Verdict::Undecided(format!("{why} after {pairs} of {most} paired rounds"))
-        }
-    }
-}
-
-/// The winner's index: the first cleared finalist in fixed order, unless a later one is faster beyond doubt.
-fn choose(finalists: &[Finalist], policy: &Policy) -> Option<usize> {
-    let mut best: Option<usize> = None;
-    for (i, f) in finalists.iter().enumerate().filter(|(_, f)| f.cleared && f.refused.is_none()) {
-        best = match best {
-            Some(b) if !beats(f, &finalists[b], policy) => Some(b),
-            _ => Some(i),
+    let Some(pairs) = open.iter().map(|f| f.pairs()).min() else { return Verdict::KeptDefault };
+    if pairs < most {
+        let why = match halt {
+            Some(Halt::Cancelled) => "cancelled",
+            Some(_) => "budget spent",
+            None => "the machine drifts",
         };
+        return Verdict::Undecided(format!("{why} after {pairs} of {most} paired rounds"));
     }
-    best
+    let bounds = open.iter().filter_map(|f| f.intervals(policy.alpha_per_look()));
+    let seems = bounds.filter_map(|points| least(&points).copied()).max_by(|a, b| a.ratio.total_cmp(&b.ratio));
+    match seems {
+        // Its own middle is a gain, and its bounds reach down to none: saying "no difference" would be a guess too.
+        Some(Interval { ratio, lo, hi }) if ratio >= 1.0 + policy.margin => Verdict::Undecided(format!(
+            "a gain of {:.1}% is within the noise of {pairs} pairs: {:+.1}% to {:+.1}%",
+            100.0 * (ratio - 1.0),
+            100.0 * (lo - 1.0),
+            100.0 * (hi - 1.0)
+        )),
+        _ => Verdict::KeptDefault,
+    }
 }
 
-/// Whether `a` is faster than `b` by the margin, summed over points, with confidence.
-fn beats(a: &Finalist, b: &Finalist, policy: &Policy) -> bool {
-    let n = a.pairs().min(b.pairs());
-    let gain = |r: usize| a.logs.iter().zip(&b.logs).map(|(x, y)| x[r] - y[r]).sum::<f64>() / a.logs.len() as f64;
-    let gains: Vec<f64> = (0..n).map(gain).collect();
-    median_bounds(&gains, policy.alpha_per_look()).is_some_and(|(lo, _)| lo.exp() >= 1.0 + policy.margin)
+/// The cleared finalists, in their fixed order.
+fn cleared(finalists: &[Finalist]) -> Vec<usize> {
+    (0..finalists.len()).filter(|i| finalists[*i].is(Standing::Cleared)).collect()
 }
 
-fn run_rounds(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Halt> {
-    let policy = bench.task.policy.clone();
-    let mut bad_in_a_row = 0;
+/// The fastest of `among` by its centre, summed over points.
+fn fastest(finalists: &[Finalist], among: &[usize]) -> Option<usize> {
+    let center = |i: usize| finalists[i].logs.iter().map(|l| middle(l)).sum::<f64>();
+    among.iter().copied().max_by(|a, b| center(*a).total_cmp(&center(*b)).then(b.cmp(a)))
+}
+
+/// Centre of log speedups; the median where there are too few for better.
+fn middle(logs: &[f64]) -> f64 {
+    center_bounds(logs, TIE_ALPHA).map(|c| c.1).or_else(|| median(logs)).unwrap_or(f64::NEG_INFINITY)
+}
+
+/// The winner's index: the first cleared one in fixed order that is proven to be within the margin of the fastest.
+fn choose(finalists: &[Finalist], margin: f64) -> Option<usize> {
+    let among = cleared(finalists);
+    let best = fastest(finalists, &among)?;
+    among.into_iter().find(|i| *i == best || relation(finalists, best, *i, margin) == Relation::Tied)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    /// Proven to be within the margin.
+    Tied,
+    /// Proven to be behind by more than the margin.
+    Behind,
+    Unclear,
+}
+
+/// How `other` stands to `best`.
+fn relation(finalists: &[Finalist], best: usize, other: usize, margin: f64) -> Relation {
+    let tie = (1.0 + margin).ln();
+    match finalists[best].lead(&finalists[other]) {
+        Some((_, _, most)) if most <= tie => Relation::Tied,
+        Some((least, _, _)) if least > tie => Relation::Behind,
+        _ => Relation::Unclear,
+    }
+}
+
+/// Rounds until everybody has cleared the margin or cannot any more, at most to the last look.
+fn clear(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Halt> {
+    let (policy, mut bad_in_a_row) = (bench.task.policy.clone(), 0);
     for &look in &policy.looks {
         if !rounds_until(bench, finalists, look, &mut bad_in_a_row)? {
             return Ok(());
         }
-        for f in finalists.iter_mut().filter(|f| f.running()) {
-            f.look(&policy);
+        let default = steadiness(bench);
+        for f in finalists.iter_mut().filter(|f| f.is(Standing::Open)) {
+            f.look(&policy, default);
         }
-        if finalists.iter().all(|f| f.cleared || !f.running()) {
+        drop_the_beaten(finalists, policy.margin);
+        if !finalists.iter().any(|f| f.is(Standing::Open) && !f.rests) {
             break;
         }
     }
     Ok(())
+}
+
+/// Whoever is behind a cleared finalist by more than the margin cannot be chosen, so it need not be timed on.
+fn drop_the_beaten(finalists: &mut [Finalist], margin: f64) {
+    let Some(best) = fastest(finalists, &cleared(finalists)) else { return };
+    let beaten = |i: &usize| {
+        *i != best && finalists[*i].is(Standing::Open) && relation(finalists, best, *i, margin) == Relation::Behind
+    };
+    for i in (0..finalists.len()).filter(beaten).collect::<Vec<_>>() {
+        finalists[i].rests = true;
+    }
+}
+
+/// More rounds among the winners until it is clear who is tied with the fastest, where that could change the choice.
+fn settle_ties(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Halt> {
+    let (margin, most, mut bad_in_a_row) = (bench.task.policy.margin, bench.task.policy.tie_rounds, 0);
+    loop {
+        let among = cleared(finalists);
+        let Some(best) = fastest(finalists, &among) else { return Ok(()) };
+        let to_best: Vec<Relation> = among.iter().map(|i| relation(finalists, best, *i, margin)).collect();
+        let chosen = (0..among.len()).find(|k| among[*k] == best || to_best[*k] == Relation::Tied);
+        let unclear = to_best[..chosen.expect("the best is there")].contains(&Relation::Unclear);
+        for (i, relation) in among.iter().zip(&to_best) {
+            finalists[*i].rests = *i != best && *relation == Relation::Behind;
+        }
+        let pairs = finalists.iter().filter(|f| f.running()).map(Finalist::pairs).min().unwrap_or(most);
+        let target = (pairs + TIE_STEP).min(most);
+        if !unclear || target <= pairs || !rounds_until(bench, finalists, target, &mut bad_in_a_row)? {
+            return Ok(());
+        }
+    }
 }
 
 /// Rounds until everybody who is still running has `pairs` of them; false where the machine drifts too much for that.
@@ -195,25 +345,28 @@ pub(crate) fn rounds_until(
     pairs: usize,
     bad_in_a_row: &mut u32,
 ) -> Result<bool, Halt> {
-    let policy = bench.task.policy.clone();
-    while let Some(round) = finalists.iter().filter(|f| f.running()).map(Finalist::pairs).min() {
-        if round >= pairs {
-            break;
-        }
-        match paired_round(bench, finalists, round)? {
+    let retries = bench.task.policy.drift_retries;
+    loop {
+        let ids: Vec<usize> = (0..finalists.len()).filter(|i| finalists[*i].running()).collect();
+        let Some(round) = ids.iter().map(|i| finalists[*i].pairs()).min().filter(|n| *n < pairs) else {
+            return Ok(true);
+        };
+        match paired_round(bench, finalists, &ids, round)? {
             None => *bad_in_a_row = 0,
-            Some(_) if *bad_in_a_row >= 2 * policy.drift_retries => return Ok(false),
+            Some(_) if *bad_in_a_row >= 2 * retries => return Ok(false),
             Some(drift) => {
                 // A clock that stays at a new level is as good as the old one: both sides of a pair feel it.
-                if drift.settled && *bad_in_a_row >= policy.drift_retries {
+                if drift.settled && *bad_in_a_row >= retries {
                     bench.adopt(&drift.level);
                 }
                 bench.cool(drift.change, 0, *bad_in_a_row)?;
                 *bad_in_a_row += 1;
             }
         }
+        let (left, each) = (pairs - round, ids.len() + 2);
+        let samples = u32::try_from(left * each * bench.points.len()).unwrap_or(u32::MAX);
+        bench.progress(bench.sample_cost.saturating_mul(samples));
     }
-    Ok(true)
 }
 
 /// A round that does not count.
@@ -224,10 +377,15 @@ struct Drift {
     settled: bool,
 }
 
-/// Default, finalists, default; the finalists' order turns round every time. `Some` when the machine drifted.
-fn paired_round(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist], round: usize) -> Result<Option<Drift>, Halt> {
+/// Default, finalists `ids`, default; the finalists' order turns round every time. `Some` when the machine drifted.
+fn paired_round(
+    bench: &mut Bench<'_, '_>,
+    finalists: &mut [Finalist],
+    ids: &[usize],
+    round: usize,
+) -> Result<Option<Drift>, Halt> {
     let before = bench.anchor()?;
-    let mut order: Vec<usize> = (0..finalists.len()).filter(|i| finalists[*i].running()).collect();
+    let mut order = ids.to_vec();
     if round % 2 == 1 {
         order.reverse();
     }

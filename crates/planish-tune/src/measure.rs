@@ -15,6 +15,9 @@ use crate::subject::{Admitted, Point, Rejection, Sample, Subject};
 /// Clock ticks that a batch must last so that the tick is at most 2% of it.
 const TICKS_MIN: f64 = 50.0;
 
+/// Change of the default's time, as a log ratio, that is drift on any machine.
+const DRIFT_LIMIT_MAX: f64 = 1.0;
+
 /// Most executions in one batch.
 const REPS_MAX: u32 = 1 << 20;
 
@@ -91,6 +94,8 @@ pub(crate) struct Bench<'a, 's> {
     pub phase_end: Duration,
     /// What the last measurement cost, everything included.
     pub sample_cost: Duration,
+    /// When the last measurement ended, on the budget.
+    last_end: Option<Duration>,
     pub samples: u64,
     pub drifts: u32,
     /// Measurements taken back.
@@ -116,6 +121,7 @@ impl<'a, 's> Bench<'a, 's> {
             jitter: Vec::new(),
             phase_end,
             sample_cost: Duration::ZERO,
+            last_end: None,
             samples: 0,
             drifts: 0,
             discarded: 0,
@@ -173,10 +179,15 @@ impl<'a, 's> Bench<'a, 's> {
         self.may(self.sample_cost)?;
         let before = self.task.budget.spent();
         let result = self.subject.time(admitted, self.points[p]);
-        self.sample_cost = self.task.budget.spent() - before;
+        let after = self.task.budget.spent();
+        (self.sample_cost, self.last_end) = (after - before, Some(after));
         self.samples += 1;
         self.alive()?;
+        let believable = |s: &Sample| s.ns * f64::from(s.reps) >= TICKS_MIN * self.subject.tick_ns();
         match result {
+            Ok(s) if s.ns.is_finite() && s.ns > 0.0 && s.reps > 0 && !believable(&s) => {
+                Err(Miss::Refused(Rejection::TooFast(s.ns)))
+            }
             Ok(s) if s.ns.is_finite() && s.ns > 0.0 && s.reps > 0 => Ok(s),
             Ok(s) => Err(Miss::Refused(Rejection::TooFast(if s.ns.is_finite() { s.ns } else { 0.0 }))),
             Err(rejection) => Err(Miss::Refused(rejection)),
@@ -203,7 +214,13 @@ impl<'a, 's> Bench<'a, 's> {
     }
 
     /// Times the default at every point; a time far from the baseline is taken thrice.
+    ///
+    /// A machine that has idled is brought back to speed first: it may have lowered its clock meanwhile.
     pub fn anchor(&mut self) -> Result<Vec<f64>, Halt> {
+        let idle = Duration::from_millis(self.task.policy.idle_ms);
+        if self.last_end.is_some_and(|end| self.task.budget.spent() - end > idle) {
+            self.settle(self.task.policy.warm_max / 2)?;
+        }
         let limit = self.drift_limit();
         let mut now = Vec::with_capacity(self.points.len());
         for p in 0..self.points.len() {
@@ -245,8 +262,10 @@ impl<'a, 's> Bench<'a, 's> {
     }
 
     /// Change of the default's time that counts as drift: the policy's, or four times the noise where that is more.
+    ///
+    /// Where the noise is as large as a throttled clock's step, steps are left to pairing, which does not mind them.
     pub fn drift_limit(&self) -> f64 {
-        self.task.policy.drift.max(4.0 * self.noise()).min(0.5)
+        self.task.policy.drift.max(4.0 * self.noise()).min(DRIFT_LIMIT_MAX)
     }
 
     /// Largest change between two anchors, signed: above 0 when `now` is slower.
@@ -282,7 +301,8 @@ impl<'a, 's> Bench<'a, 's> {
     }
 
     fn settle(&mut self, most: usize) -> Result<(), Halt> {
-        let (start, allowance) = (self.task.budget.spent(), self.task.budget.limit().mul_f64(0.1));
+        let share = self.task.policy.warm_share;
+        let (start, allowance) = (self.task.budget.spent(), self.task.budget.limit().mul_f64(share));
         let mut seen: Vec<Vec<f64>> = vec![Vec::new(); self.points.len()];
         for n in 1..=most.max(3) {
             for (p, times) in seen.iter_mut().enumerate() {
@@ -302,6 +322,15 @@ impl<'a, 's> Bench<'a, 's> {
             }
         }
         Ok(())
+    }
+
+    /// How many finalists can be judged once in the time that is left, at least one.
+    pub fn finalists_affordable(&self) -> usize {
+        let pairs = self.task.policy.looks.first().copied().unwrap_or(1) * self.points.len();
+        let round = self.sample_cost.as_secs_f64() * pairs.max(1) as f64;
+        // Two more are for the default on both sides.
+        let fit = if round > 0.0 { self.task.budget.left().as_secs_f64() / round } else { f64::MAX };
+        (fit as usize).saturating_sub(2).max(1)
     }
 
     /// Whether `ns` at every point is so close to the floor that there is nothing left to gain.

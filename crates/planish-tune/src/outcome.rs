@@ -107,6 +107,18 @@ pub struct Counts {
     pub rejected: BTreeMap<String, usize>,
 }
 
+impl Counts {
+    /// Configurations that no constraint forbids, the default included.
+    pub fn legal(&self) -> usize {
+        self.candidates - self.rejected.get("constraint").copied().unwrap_or(0)
+    }
+
+    /// Legal configurations that were handed to the gate, the default included.
+    pub fn tried(&self) -> usize {
+        self.legal() - self.untried
+    }
+}
+
 /// The result of tuning one subject, which is also its evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {

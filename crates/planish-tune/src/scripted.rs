@@ -2,6 +2,7 @@
 //!
 //! It lets a policy be tested without hardware, and other crates test their handling of whatever a tuner may meet.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +74,20 @@ pub struct Candidate {
     pub noise: Noise,
     /// Misbehaviour.
     pub fault: Fault,
+    /// Times per point to draw from, in nanoseconds, instead of the true time and its noise; empty without.
+    #[serde(default)]
+    pub samples_ns: Vec<Vec<f64>>,
+    /// What the gate says of it, whatever its fault.
+    #[serde(default)]
+    pub refusal: Option<Rejection>,
+}
+
+impl Candidate {
+    /// A candidate with these true times per point and 1% Gaussian noise.
+    pub fn new(config: Config, ns: Vec<f64>) -> Self {
+        let (noise, fault) = (Noise::Gaussian(0.01), Fault::None);
+        Candidate { config, ns, noise, fault, samples_ns: Vec::new(), refusal: None }
+    }
 }
 
 /// The machine that the candidates run on.
@@ -84,6 +99,9 @@ pub struct Machine {
     pub overhead_ns: f64,
     /// Cost of one gate run in nanoseconds.
     pub admit_ns: f64,
+    /// Of that, time in which the machine idles, as it does while a compiler runs.
+    #[serde(default)]
+    pub admit_idle_ns: f64,
     /// Slowness over time: (from this nanosecond, factor), straight lines between, flat at the ends.
     pub drift: Vec<(f64, f64)>,
     /// Spells of slowness: (from, until, factor), in nanoseconds.
@@ -94,7 +112,15 @@ pub struct Machine {
 
 impl Default for Machine {
     fn default() -> Self {
-        Machine { tick_ns: 1.0, overhead_ns: 5e3, admit_ns: 1e6, drift: Vec::new(), throttle: Vec::new(), ramp: None }
+        Machine {
+            tick_ns: 1.0,
+            overhead_ns: 5e3,
+            admit_ns: 1e6,
+            admit_idle_ns: 0.0,
+            drift: Vec::new(),
+            throttle: Vec::new(),
+            ramp: None,
+        }
     }
 }
 
@@ -134,7 +160,7 @@ impl Script {
         }
         let candidate = |config: Config| {
             let ns = truth(&config);
-            Candidate { config, ns, noise: Noise::Gaussian(0.01), fault: Fault::None }
+            Candidate::new(config, ns)
         };
         let candidates: Vec<Candidate> = all.into_iter().map(candidate).collect();
         let floor_ns = vec![None; candidates[0].ns.len()];
@@ -161,9 +187,10 @@ impl Script {
             trades: "scripted",
             values: values.clone(),
         };
-        let (illegal, scripted) = (self.illegal.clone(), self.candidates.clone());
+        let illegal: HashSet<Config> = self.illegal.iter().cloned().collect();
+        let scripted: HashSet<Config> = self.candidates.iter().map(|c| c.config.clone()).collect();
         let legal = move |c: &Config| !illegal.contains(c);
-        let known = move |c: &Config| scripted.iter().any(|s| s.config == *c);
+        let known = move |c: &Config| scripted.contains(c);
         Space {
             params: self.params.iter().map(param).collect(),
             constraints: vec![
@@ -217,8 +244,9 @@ impl Rng {
 
 /// A running script.
 pub struct Scripted {
-    script: Script,
+    script: Arc<Script>,
     space: Space,
+    index: HashMap<Config, usize>,
     clock: VirtualClock,
     rng: Rng,
     poisoned: bool,
@@ -234,21 +262,39 @@ pub struct Scripted {
 impl Scripted {
     /// Runs `script` on `clock`.
     pub fn new(script: Script, clock: VirtualClock) -> Self {
-        let (space, rng) = (script.space(), Rng::new(script.seed));
-        let (admitted, timed) = (Vec::new(), Vec::new());
-        Scripted { script, space, clock, rng, poisoned: false, last_busy_ns: 0.0, busy_ns: 0.0, admitted, timed }
+        let seed = script.seed;
+        let space = script.space();
+        Self::over(Arc::new(script), space, seed, clock)
+    }
+
+    /// Runs a script that others run too, with a seed of its own; `space` is the script's.
+    pub fn over(script: Arc<Script>, space: Space, seed: u64, clock: VirtualClock) -> Self {
+        let index = script.candidates.iter().enumerate().map(|(i, c)| (c.config.clone(), i)).collect();
+        let (rng, admitted, timed) = (Rng::new(seed), Vec::new(), Vec::new());
+        let (last_busy_ns, busy_ns) = (0.0, 0.0);
+        Scripted { script, space, index, clock, rng, poisoned: false, last_busy_ns, busy_ns, admitted, timed }
     }
 
     fn now_ns(&self) -> f64 {
         self.clock.now().as_nanos() as f64
     }
 
-    fn find(&self, config: &Config) -> Result<Candidate, Rejection> {
+    /// The number of the candidate with this config.
+    fn find(&self, config: &Config) -> Result<usize, Rejection> {
         if let Some(constraint) = self.space.violated(config) {
             return Err(Rejection::Constraint(constraint));
         }
-        let found = self.script.candidates.iter().find(|c| c.config == *config);
-        Ok(found.expect("the constraint `scripted` holds").clone())
+        Ok(*self.index.get(config).expect("the constraint `scripted` holds"))
+    }
+
+    /// One time of a candidate at a point on a machine at full speed.
+    fn draw(&mut self, candidate: usize, point: usize) -> f64 {
+        let script = Arc::clone(&self.script);
+        let c = &script.candidates[candidate];
+        match c.samples_ns.get(point).filter(|samples| !samples.is_empty()) {
+            Some(samples) => samples[self.rng.below(samples.len())],
+            None => c.ns[point] * self.scatter(c.noise),
+        }
     }
 
     fn healthy(&self) -> Result<(), Rejection> {
@@ -327,9 +373,15 @@ impl Subject for Scripted {
     fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection> {
         self.healthy()?;
         let candidate = self.find(config)?;
-        self.spend(self.script.machine.admit_ns);
+        let machine = &self.script.machine;
+        let (idle, all) = (machine.admit_idle_ns, machine.admit_ns);
+        self.spend(all - idle);
+        self.clock.advance_ns(idle);
         self.admitted.push(config.clone());
-        match candidate.fault {
+        if let Some(refusal) = &self.script.candidates[candidate].refusal {
+            return Err(refusal.clone());
+        }
+        match self.script.candidates[candidate].fault {
             Fault::None | Fault::LaunchTimed | Fault::WrongLater => Admitted::new(config.clone(), 0.5),
             Fault::Wrong => Err(wrong()),
             Fault::Compile => Err(Rejection::Compile("expected `;`".to_owned())),
@@ -350,25 +402,28 @@ impl Subject for Scripted {
     fn time(&mut self, admitted: &Admitted, point: Point) -> Result<Sample, Rejection> {
         self.healthy()?;
         let candidate = self.find(admitted.config())?;
-        self.timed.push(candidate.config.clone());
-        if candidate.fault == Fault::LaunchTimed {
+        self.timed.push(admitted.config().clone());
+        if self.script.candidates[candidate].fault == Fault::LaunchTimed {
             return Err(Rejection::Launch("invalid configuration".to_owned()));
         }
         let (tick, overhead) = (self.script.machine.tick_ns, self.script.machine.overhead_ns);
-        let truth = candidate.ns[point.0 as usize];
         batched(tick, |reps| {
-            let scatter = self.scatter(candidate.noise);
-            let total = truth * self.slowness() * scatter * f64::from(reps);
+            let ns = self.draw(candidate, point.0 as usize);
+            let total = ns * self.slowness() * f64::from(reps);
             self.spend(overhead + total);
             Ok((total / tick).floor() * tick)
         })
     }
 
     fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
-        match self.find(admitted.config())?.fault {
+        match self.script.candidates[self.find(admitted.config())?].fault {
             Fault::WrongLater => Err(wrong()),
             _ => self.admit(admitted.config()),
         }
+    }
+
+    fn tick_ns(&self) -> f64 {
+        self.script.machine.tick_ns
     }
 
     fn floor(&self, point: Point) -> Option<Duration> {

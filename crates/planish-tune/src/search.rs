@@ -3,24 +3,22 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, Value};
 use crate::distort::Distorted;
 use crate::error::Error;
 use crate::event::{Event, Resume};
 use crate::finals::{Finalist, Judged, judge};
 use crate::guard::Tuning;
 use crate::measure::{Bench, Halt, Miss, Task, default_failed};
+use crate::model::Axis;
 use crate::outcome::{Counts, Outcome, Ranked, Times, Verdict};
 use crate::policy::Timings;
-use crate::space::Space;
+use crate::space::{Param, Space};
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Rejection, Subject};
 
-/// A candidate this many times slower than the default just before and just after it is dropped on the spot.
-const HOPELESS: f64 = 3.0;
-
-/// Most candidates that are timed past round two.
-const SURVIVORS: usize = 24;
+/// Candidates that stay in however far behind the best they are.
+const SPARE: usize = 3;
 
 /// Candidates with wrong results, nine in ten of all that were admitted or wrong, that put the reference in doubt; all
 /// of a space that has fewer, but for the smallest.
@@ -50,33 +48,45 @@ fn tune_by_time(subject: &mut dyn Subject, task: Task<'_>) -> Result<Outcome, Er
     if let Some(constraint) = subject.space().violated(&default) {
         return Err(Error::new(format!("the default config ({default}) violates its own space: {constraint}")));
     }
-    let start = task.budget.spent();
-    let admitted = match subject.admit(&default) {
-        Ok(admitted) => admitted,
-        Err(r) => return Err(subject.broken().unwrap_or_else(|| default_failed(&default, &r))),
-    };
     let mut search = Search::list(subject.space(), subject.points().len());
-    search.admit_cost = task.budget.spent() - start;
-    if search.admit_cost > task.budget.limit() / 20 {
-        // Inputs, references and what compilers keep were made for the first admission alone; others cost what a second does.
-        let start = task.budget.spent();
-        subject.admit(&default).map_err(|r| default_failed(&default, &r))?;
-        search.admit_cost = task.budget.spent() - start;
-    }
-    search.order_by_risk(&*subject);
-    let mut bench = Bench::new(subject, task, admitted);
+    let (mut bench, cost) = open(subject, task, &search)?;
+    search.admit_cost = cost;
+    search.order_by_risk(&*bench.subject);
     let resume = std::mem::take(&mut bench.task.resume);
     search.take_in(&resume);
-    let (candidates, legal) = (search.counts.candidates, search.entries.len() + 1);
-    bench.emit(&Event::Listed { candidates, legal });
     let judged = run(&mut bench, &mut search, &resume)?;
     let outcome = search.outcome(bench, judged);
     Ok(outcome)
 }
 
+/// Admits the default; also what that cost. Whoever listens knows the size of the search and its end before that.
+pub(crate) fn open<'a, 's>(
+    subject: &'s mut dyn Subject,
+    task: Task<'a>,
+    search: &Search,
+) -> Result<(Bench<'a, 's>, Duration), Error> {
+    let default = subject.space().default.clone();
+    let (candidates, legal) = (search.counts.candidates, search.legal());
+    task.observer.event(&Event::Listed { candidates, legal });
+    let (start, left) = (task.budget.spent(), task.budget.left());
+    task.observer.event(&Event::Progress { spent_s: start.as_secs_f64(), left_s: left.as_secs_f64() });
+    let admitted = match subject.admit(&default) {
+        Ok(admitted) => admitted,
+        Err(r) => return Err(subject.broken().unwrap_or_else(|| default_failed(&default, &r))),
+    };
+    let mut cost = task.budget.spent() - start;
+    if cost > task.budget.limit() / 20 {
+        // Inputs, references and what compilers keep were made for the first admission alone; others cost what a second does.
+        let start = task.budget.spent();
+        subject.admit(&default).map_err(|r| default_failed(&default, &r))?;
+        cost = task.budget.spent() - start;
+    }
+    Ok((Bench::new(subject, task, admitted), cost))
+}
+
 /// Warm-up, search and finals; the only errors are fatal ones.
 fn run(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) -> Result<Judged, Error> {
-    let stopped = match search_phase(bench, search) {
+    let stopped = match search_phase(bench, search, resume.searched) {
         Ok(()) | Err(Halt::Budget) => None,
         Err(Halt::Cancelled) => Some("cancelled"),
         Err(Halt::Fatal(error)) => return Err(error),
@@ -102,7 +112,8 @@ fn undecided(why: &str, halt: Option<Halt>) -> Judged {
     Judged { choice: None, verdict: Verdict::Undecided(why.to_owned()), finals: Vec::new(), halt }
 }
 
-fn search_phase(bench: &mut Bench<'_, '_>, search: &mut Search) -> Result<(), Halt> {
+/// Waves and rounds, within the search's part of the time; `searched` leaves out the waves.
+fn search_phase(bench: &mut Bench<'_, '_>, search: &mut Search, searched: bool) -> Result<(), Halt> {
     let share = 1.0 - bench.task.policy.finals_share;
     bench.phase_end = bench.task.budget.limit().mul_f64(share);
     bench.warm()?;
@@ -111,8 +122,15 @@ fn search_phase(bench: &mut Bench<'_, '_>, search: &mut Search) -> Result<(), Ha
         search.finished = true;
         return Ok(());
     }
-    search.waves(bench)?;
+    search.foretell(bench);
+    if searched {
+        search.compare(bench)?;
+    } else {
+        search.waves(bench)?;
+    }
     search.survivors(bench)?;
+    let tried = search.legal() - search.in_state(State::Untried).len();
+    bench.emit(&Event::Searched { tried });
     search.finished = true;
     Ok(())
 }
@@ -122,7 +140,7 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
     if bench.anchors_ns[0].is_empty() {
         return Ok(undecided("budget spent before the default was timed", Some(Halt::Budget)));
     }
-    let picks = search.finalists(bench);
+    let picks = search.finalists_of(resume).unwrap_or_else(|| search.finalists(bench));
     let mut finalists = Vec::new();
     for i in picks {
         match search.proof(bench, i) {
@@ -168,7 +186,7 @@ fn take_in_pairs(finalists: &mut [Finalist], resume: &Resume) {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(crate) enum State {
     Untried,
     Live,
     Dropped,
@@ -176,19 +194,26 @@ enum State {
 }
 
 /// A legal candidate other than the default.
-struct Entry {
-    config: Config,
-    state: State,
-    risk: u32,
+pub(crate) struct Entry {
+    pub config: Config,
+    /// Positions of its values on the axes.
+    pub at: Vec<usize>,
+    pub state: State,
+    pub risk: u32,
     admitted: Option<Admitted>,
     /// Raw times per point.
-    ns: Vec<Vec<f64>>,
+    pub ns: Vec<Vec<f64>>,
     /// Times over the default's at the surrounding anchors, per point.
-    rel: Vec<Vec<f64>>,
+    pub rel: Vec<Vec<f64>>,
 }
 
 impl Entry {
-    fn rounds(&self) -> usize {
+    fn new(config: Config, space: &Space, points: usize) -> Self {
+        let (at, empty) = (positions(space, &config), vec![Vec::new(); points]);
+        Entry { config, at, state: State::Untried, risk: 0, admitted: None, ns: empty.clone(), rel: empty }
+    }
+
+    pub fn rounds(&self) -> usize {
         self.rel.iter().map(Vec::len).min().unwrap_or(0)
     }
 
@@ -198,7 +223,7 @@ impl Entry {
     }
 
     /// Estimated time over the default's.
-    fn estimate(&self) -> Option<f64> {
+    pub fn estimate(&self) -> Option<f64> {
         self.over_points(middle)
     }
 
@@ -230,21 +255,25 @@ fn harsh(r: &[f64]) -> f64 {
     if r.len() < 4 { r.iter().copied().fold(0.0, f64::max) } else { middle(r) }
 }
 
-struct Search {
+pub(crate) struct Search {
     space: Space,
+    /// How the values of each parameter lie, and how many there are.
+    pub axes: Vec<(Axis, usize)>,
+    /// The default's values on the axes.
+    pub default_at: Vec<usize>,
     /// In the order of `Space::candidates`: the fixed order that ties go by.
-    entries: Vec<Entry>,
-    /// Positions in `entries`, least risky first.
+    pub entries: Vec<Entry>,
+    /// Positions in `entries`, least risky first, then nearest to the default.
     order: Vec<usize>,
-    rejected: Vec<(Config, Rejection)>,
+    pub rejected: Vec<(Config, Rejection)>,
     counts: Counts,
-    admit_cost: Duration,
+    pub admit_cost: Duration,
     finished: bool,
 }
 
 impl Search {
     /// Lists the space and prunes it by named constraints.
-    fn list(space: &Space, points: usize) -> Self {
+    pub fn list(space: &Space, points: usize) -> Self {
         let all = space.candidates();
         let counts = Counts { candidates: all.len(), ..Counts::default() };
         let mut rejected = Vec::new();
@@ -252,30 +281,48 @@ impl Search {
         for config in all.into_iter().skip(1) {
             match space.violated(&config) {
                 Some(name) => rejected.push((config, Rejection::Constraint(name))),
-                None => entries.push(Entry {
-                    config,
-                    state: State::Untried,
-                    risk: 0,
-                    admitted: None,
-                    ns: vec![Vec::new(); points],
-                    rel: vec![Vec::new(); points],
-                }),
+                None => entries.push(Entry::new(config, space, points)),
             }
         }
-        let order = (0..entries.len()).collect();
-        let space = space.clone();
-        Search { space, entries, order, rejected, counts, admit_cost: Duration::ZERO, finished: false }
+        let (space, order) = (space.clone(), (0..entries.len()).collect());
+        let axes = space.params.iter().map(|p| (axis(p), p.values.len())).collect();
+        let default_at = positions(&space, &space.default);
+        let admit_cost = Duration::ZERO;
+        Search { space, axes, default_at, entries, order, rejected, counts, admit_cost, finished: false }
+    }
+
+    /// Makes the default a candidate like the others, the first of them.
+    pub fn with_default(mut self) -> Self {
+        let points = self.entries.first().map_or(1, |e| e.ns.len());
+        self.entries.insert(0, Entry::new(self.space.default.clone(), &self.space, points));
+        self.order = (0..self.entries.len()).collect();
+        self
+    }
+
+    /// Tells when the whole run will end, about: as many candidates as are planned, each with half of the rounds, and
+    /// finals of as many as may take part.
+    fn foretell(&self, bench: &mut Bench<'_, '_>) {
+        let policy = bench.task.policy.clone();
+        let planned = self.planned(&policy);
+        let searched = planned * (2 + policy.search_rounds / 2);
+        let paired = (policy.finalists.min(planned) + 2) * policy.looks.last().copied().unwrap_or(0) * 3 / 4;
+        let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let timing = bench.sample_cost.saturating_mul(times((searched + paired) * bench.points.len()));
+        bench.progress(self.admit_cost.saturating_mul(times(planned)) + timing);
+    }
+
+    /// Legal configurations, the default included.
+    pub fn legal(&self) -> usize {
+        self.entries.len() + usize::from(self.entries.first().is_none_or(|e| e.config != self.space.default))
     }
 
     fn order_by_risk(&mut self, subject: &dyn Subject) {
         for e in &mut self.entries {
             e.risk = subject.risk(&e.config);
         }
-        self.sort_by_distance_to(&self.space.default.clone());
-    }
-
-    fn sort_by_distance_to(&mut self, center: &Config) {
-        let keys: Vec<_> = self.entries.iter().map(|e| (e.risk, distance(&self.space, &e.config, center))).collect();
+        let steps = |at: &[usize]| at.iter().zip(&self.default_at).map(|(a, b)| a.abs_diff(*b)).collect::<Vec<_>>();
+        let far = |at: &[usize]| (steps(at).iter().filter(|d| **d > 0).count(), steps(at).iter().sum::<usize>());
+        let keys: Vec<_> = self.entries.iter().map(|e| (e.risk, far(&e.at))).collect();
         self.order.sort_by_key(|&i| (keys[i], i));
     }
 
@@ -301,36 +348,6 @@ impl Search {
         }
     }
 
-    /// Waves of admission, two rounds each, until all are tried, the roof is reached or a wave brings nothing.
-    fn waves(&mut self, bench: &mut Bench<'_, '_>) -> Result<(), Halt> {
-        let large = self.entries.len() > bench.task.policy.exhaust;
-        let mut best = 1.0f64;
-        loop {
-            let wave = self.next_wave(bench.task.policy.wave);
-            let more = !wave.is_empty();
-            let configs: Vec<Config> = wave.iter().map(|&i| self.entries[i].config.clone()).collect();
-            bench.subject.prepare(&configs);
-            let cut_short = self.admit_all(bench, &wave)?;
-            for round in 0..2 {
-                self.round(bench, round)?;
-            }
-            self.eliminate(bench);
-            let (now, center) = self.best().unwrap_or((1.0, self.space.default.clone()));
-            if !more || cut_short {
-                return if cut_short { Err(Halt::Budget) } else { Ok(()) };
-            }
-            if self.roof_reached(bench) {
-                return Ok(());
-            }
-            let gained = now < best * (1.0 - bench.task.policy.margin);
-            self.sort_by_distance_to(&center);
-            if large && !gained && !self.untried_neighbours(&center) {
-                return Ok(());
-            }
-            best = best.min(now);
-        }
-    }
-
     /// The rest of the rounds for those still in.
     fn survivors(&mut self, bench: &mut Bench<'_, '_>) -> Result<(), Halt> {
         for round in 2..bench.task.policy.search_rounds {
@@ -344,29 +361,16 @@ impl Search {
     }
 
     fn live(&self) -> Vec<usize> {
-        self.order.iter().copied().filter(|&i| self.entries[i].state == State::Live).collect()
+        self.in_state(State::Live)
     }
 
-    /// The next candidates to admit: near the best so far, and in the first wave of a large space also spread over it.
-    fn next_wave(&self, size: usize) -> Vec<usize> {
-        let left: Vec<usize> =
-            self.order.iter().copied().filter(|&i| self.entries[i].state == State::Untried).collect();
-        if left.len() <= size || left.len() < self.entries.len() {
-            return left.into_iter().take(size).collect();
-        }
-        let near = size / 2;
-        let far = &left[near..];
-        let spread = (0..size - near).map(|k| far[k * far.len() / (size - near)]);
-        left[..near].iter().copied().chain(spread).collect()
-    }
-
-    fn untried_neighbours(&self, center: &Config) -> bool {
-        let is_near = |e: &Entry| e.state == State::Untried && distance(&self.space, &e.config, center).0 <= 1;
-        self.entries.iter().any(is_near)
+    /// Entries in this state, least risky first.
+    pub fn in_state(&self, state: State) -> Vec<usize> {
+        self.order.iter().copied().filter(|&i| self.entries[i].state == state).collect()
     }
 
     /// Admits `wave`; true when time ran short, leaving enough for two rounds of what was admitted.
-    fn admit_all(&mut self, bench: &mut Bench<'_, '_>, wave: &[usize]) -> Result<bool, Halt> {
+    pub fn admit_all(&mut self, bench: &mut Bench<'_, '_>, wave: &[usize]) -> Result<bool, Halt> {
         for (done, &i) in wave.iter().enumerate() {
             let rounds = u32::try_from(3 * bench.points.len() * (self.live().len() + 2)).unwrap_or(u32::MAX);
             let reserve = bench.sample_cost.saturating_mul(rounds);
@@ -432,7 +436,7 @@ impl Search {
     }
 
     /// Brings every live candidate to `round + 1` rounds, in blocks between anchors; odd rounds go backwards.
-    fn round(&mut self, bench: &mut Bench<'_, '_>, round: usize) -> Result<(), Halt> {
+    pub fn round(&mut self, bench: &mut Bench<'_, '_>, round: usize) -> Result<(), Halt> {
         let mut ids: Vec<usize> = self.live().into_iter().filter(|&i| self.entries[i].rounds() <= round).collect();
         if round % 2 == 1 {
             ids.reverse();
@@ -497,9 +501,10 @@ impl Search {
     fn time_point(&mut self, bench: &mut Bench<'_, '_>, i: usize, p: usize, base: f64) -> Result<(), Miss> {
         let admitted = self.proof(bench, i)?;
         let mut sample = bench.time(&admitted, p)?;
-        if sample.ns > HOPELESS * base {
+        let hopeless = bench.task.policy.hopeless;
+        if sample.ns > hopeless * base {
             let again = bench.time(&admitted, p)?;
-            if again.ns > HOPELESS * bench.time_default(p)?.max(base) {
+            if again.ns > hopeless * bench.time_default(p)?.max(base) {
                 return Err(Miss::Refused(Rejection::Slow(again.ns)));
             }
             sample = again;
@@ -535,24 +540,29 @@ impl Search {
     }
 
     /// Drops whoever is too far behind the best, or behind the default at some point.
-    fn eliminate(&mut self, bench: &mut Bench<'_, '_>) {
+    pub fn eliminate(&mut self, bench: &mut Bench<'_, '_>) {
         // A candidate that loses to the default somewhere cannot be promoted, so it sets no mark for others.
         let sound = self.live().into_iter().filter(|&i| self.entries[i].worst_point(harsh) <= 1.0);
         let best = sound.filter_map(|i| self.entries[i].pessimistic()).fold(1.0, f64::min);
         let policy = bench.task.policy.clone();
         let late = (policy.drop_gap / 4.0).max(3.0 * bench.noise());
+        // The best may yet be refused, so some that are behind it and ahead of the default stay.
+        let mut spare: Vec<usize> = self.live();
+        spare.sort_by(|&a, &b| self.by_estimate(a, b));
+        spare.truncate(SPARE);
         for i in self.live() {
             let e = &self.entries[i];
             let Some(mine) = e.optimistic() else { continue };
             let gap = if e.rounds() >= 4 { late } else { policy.drop_gap };
-            if e.rounds() >= 2 && (mine > best * (1.0 + gap) || e.worst_point(kind) > 1.0 + gap) {
+            let behind = mine > best * (1.0 + gap) && (mine > 1.0 || !spare.contains(&i));
+            if e.rounds() >= 2 && (behind || e.worst_point(kind) > 1.0 + gap) {
                 let slowest = e.ns.iter().filter_map(|ns| median(ns)).fold(0.0, f64::max);
                 self.refuse(bench, i, Rejection::Slow(slowest));
             }
         }
         let mut ranked: Vec<usize> = self.live().into_iter().filter(|&i| self.entries[i].rounds() >= 2).collect();
         ranked.sort_by(|&a, &b| self.by_estimate(a, b));
-        for &i in ranked.iter().skip(SURVIVORS) {
+        for &i in ranked.iter().skip(policy.survivors) {
             let slowest = self.entries[i].ns.iter().filter_map(|ns| median(ns)).fold(0.0, f64::max);
             self.refuse(bench, i, Rejection::Slow(slowest));
         }
@@ -563,14 +573,14 @@ impl Search {
         estimate(a).total_cmp(&estimate(b)).then(a.cmp(&b))
     }
 
-    /// The fastest live candidate, if it is faster than the default.
-    fn best(&self) -> Option<(f64, Config)> {
+    /// The fastest live candidate's estimate and position, if it is faster than the default.
+    pub fn best(&self) -> Option<(f64, usize)> {
         let i = self.live().into_iter().min_by(|&a, &b| self.by_estimate(a, b))?;
         let estimate = self.entries[i].estimate()?;
-        (estimate < 1.0).then(|| (estimate, self.entries[i].config.clone()))
+        (estimate < 1.0).then_some((estimate, i))
     }
 
-    fn roof_reached(&self, bench: &Bench<'_, '_>) -> bool {
+    pub fn roof_reached(&self, bench: &Bench<'_, '_>) -> bool {
         let reached = |i: usize| {
             let e = &self.entries[i];
             let ns: Vec<f64> = e.ns.iter().filter_map(|ns| median(ns)).collect();
@@ -579,11 +589,21 @@ impl Search {
         self.live().into_iter().any(reached)
     }
 
-    /// Who is re-timed, in the fixed order: the fastest, then those tied with it, then the next fastest.
+    /// The finalists of an earlier run, when its search had ended and they are all still in.
+    fn finalists_of(&self, resume: &Resume) -> Option<Vec<usize>> {
+        let of = |c: &Config| self.entries.iter().position(|e| e.config == *c && e.state == State::Live);
+        let mut picks = resume.finalists.iter().map(of).collect::<Option<Vec<usize>>>()?;
+        picks.sort_unstable();
+        (resume.searched && !picks.is_empty()).then_some(picks)
+    }
+
+    /// Who is re-timed, in the fixed order: half of the places go to the fastest, the others to the first in order of
+    /// those that may be as fast, and of the rest only so many that three take part.
     ///
     /// Whoever loses to the default somewhere cannot be promoted, so it is left out.
+    /// There are no more than can be judged in the time that is left.
     fn finalists(&self, bench: &Bench<'_, '_>) -> Vec<usize> {
-        let (most, tie) = (bench.task.policy.finalists, bench.task.policy.margin);
+        let policy = &bench.task.policy;
         let faster = |i: &usize| {
             let e = &self.entries[*i];
             e.estimate().is_some_and(|e| e < 1.0) && e.worst_point(middle) <= 1.0 + bench.noise()
@@ -591,13 +611,19 @@ impl Search {
         let mut ranked: Vec<usize> = self.live().into_iter().filter(faster).collect();
         ranked.sort_by(|&a, &b| self.by_estimate(a, b));
         let Some(&first) = ranked.first() else { return Vec::new() };
-        let bound = self.entries[first].estimate().map_or(0.0, |e| e * (1.0 + tie));
-        let is_tied = |i: &usize| self.entries[*i].estimate().is_some_and(|e| e <= bound);
-        let mut tied: Vec<usize> = ranked.iter().copied().filter(is_tied).collect();
+        let most = bench.finalists_affordable().min(policy.finalists);
+        let rounds = self.entries[first].rounds().max(1) as f64;
+        // Deviation of the difference of two medians of `rounds` ratios, each of two times.
+        let doubt = 2.5 * bench.noise() / rounds.sqrt();
+        let bound = self.entries[first].estimate().map_or(0.0, |e| e * (1.0 + policy.margin + 3.0 * doubt));
+        let close = |i: &usize| self.entries[*i].estimate().is_some_and(|e| e <= bound);
+        let fastest: Vec<usize> = ranked.iter().copied().filter(close).take(most.div_ceil(2)).collect();
+        let mut tied: Vec<usize> = ranked.iter().copied().filter(close).collect();
         tied.sort_unstable();
         let mut seen = HashSet::new();
-        let wanted = std::iter::once(first).chain(tied).chain(ranked);
-        let mut picks: Vec<usize> = wanted.filter(|i| seen.insert(*i)).take(most).collect();
+        let mut picks: Vec<usize> = fastest.into_iter().chain(tied).filter(|i| seen.insert(*i)).take(most).collect();
+        let fill = ranked.into_iter().filter(|i| seen.insert(*i));
+        picks.extend(fill.take(most.min(3).saturating_sub(picks.len())));
         picks.sort_unstable();
         picks
     }
@@ -698,14 +724,19 @@ fn times(ns: &[f64], rel: &[f64]) -> Times {
     Times { samples_ns: ns.to_vec(), median_ns, spread_ns, speedups: rel.iter().map(|r| 1.0 / r).collect() }
 }
 
-/// How far `a` is from `b`: parameters that differ, then steps between their values.
-fn distance(space: &Space, a: &Config, b: &Config) -> (usize, usize) {
-    let mut d = (0, 0);
-    for p in &space.params {
-        if a.get(p.name) != b.get(p.name) {
-            let at = |c: &Config| p.values.iter().position(|v| Some(v) == c.get(p.name)).unwrap_or(0);
-            d = (d.0 + 1, d.1 + at(a).abs_diff(at(b)));
+/// How the values of a parameter lie.
+fn axis(param: &Param) -> Axis {
+    if param.values.iter().all(|v| matches!(v, Value::Int(_))) { Axis::Sizes } else { Axis::Names }
+}
+
+/// Positions of the config's values: sizes by rank, names in the order of the parameter.
+fn positions(space: &Space, config: &Config) -> Vec<usize> {
+    let of = |p: &Param| {
+        let mine = config.get(p.name);
+        match axis(p) {
+            Axis::Sizes => p.values.iter().filter(|v| Some(*v) < mine).count(),
+            Axis::Names => p.values.iter().position(|v| Some(v) == mine).unwrap_or(0),
         }
-    }
-    d
+    };
+    space.params.iter().map(of).collect()
 }

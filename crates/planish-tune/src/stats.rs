@@ -14,10 +14,12 @@ pub fn spread(values: &[f64]) -> Option<f64> {
     median(&deviations).map(|d| 1.4826 * d)
 }
 
-/// Mean of `values`, each moved to within `reach` of their median first; `None` when empty.
-pub fn clipped_mean(values: &[f64], reach: f64) -> Option<f64> {
-    let m = median(values)?;
-    Some(values.iter().map(|v| v.clamp(m - reach, m + reach)).sum::<f64>() / values.len() as f64)
+/// Mean of `values` without the lowest and the highest `share` of them; `None` when empty.
+pub fn trimmed_mean(values: &[f64], share: f64) -> Option<f64> {
+    let sorted = sorted(values)?;
+    let k = ((sorted.len() as f64 * share) as usize).min((sorted.len() - 1) / 2);
+    let kept = &sorted[k..sorted.len() - k];
+    Some(kept.iter().sum::<f64>() / kept.len() as f64)
 }
 
 /// One-sided lower and upper bounds on the true median, each at level `alpha`, by the sign test.
@@ -44,6 +46,48 @@ fn sign_rank(n: usize, alpha: f64) -> Option<usize> {
     (k > 0).then_some(k)
 }
 
+/// The median of all means of two values (Hodges and Lehmann) with its bounds, each at level `alpha` (Wilcoxon).
+///
+/// For values that scatter alike to both sides it needs two thirds of the samples that `median_bounds` does.
+/// `None` when a value is not a number or there are fewer than eight: the ranks' normal approximation needs as many.
+pub fn center_bounds(values: &[f64], alpha: f64) -> Option<(f64, f64, f64)> {
+    let n = values.len();
+    if n < 8 {
+        return None;
+    }
+    let means = values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| 0.5 * (a + b)));
+    let means = sorted(&means.collect::<Vec<f64>>())?;
+    let (all, n) = (means.len(), n as f64);
+    let rank = n * (n + 1.0) / 4.0 - normal_quantile(1.0 - alpha) * (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
+    let k = (rank.floor().max(1.0) as usize).min(all.div_ceil(2));
+    Some((means[k - 1], 0.5 * (means[(all - 1) / 2] + means[all / 2]), means[all - k]))
+}
+
+/// The value under which a standard normal falls with probability `p`, to 1e-9, by bisection of its distribution.
+fn normal_quantile(p: f64) -> f64 {
+    let (mut low, mut high) = (-9.0f64, 9.0f64);
+    while high - low > 1e-9 {
+        let middle = 0.5 * (low + high);
+        if normal_below(middle) < p {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// Probability that a standard normal is below `x`: the series of its integral, in which every term is positive.
+fn normal_below(x: f64) -> f64 {
+    let (mut term, mut sum, mut k) = (x, x, 1.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        k += 2.0;
+        term *= x * x / k;
+        sum += term;
+    }
+    0.5 + sum * (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt()
+}
+
 fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     if values.is_empty() || values.iter().any(|v| v.is_nan()) {
         return None;
@@ -65,8 +109,10 @@ mod tests {
         assert_eq!(median(&[1.0, f64::NAN]), None);
         assert_eq!(spread(&[5.0]), Some(0.0));
         assert!((spread(&[1.0, 2.0, 3.0, 4.0, 500.0]).expect("five values") - 1.4826).abs() < 1e-12);
-        let one_wild: Vec<f64> = (0..10).map(|i| if i == 9 { 1e9 } else { 1.0 }).collect();
-        assert!((clipped_mean(&one_wild, 0.5).expect("ten values") - 1.05).abs() < 1e-12);
+        let wild: Vec<f64> = (0..20).map(|i| if i == 9 { 1e9 } else { f64::from(i % 2) }).collect();
+        assert_eq!(trimmed_mean(&wild, 0.05), Some(0.5));
+        assert!(trimmed_mean(&wild, 0.0).expect("twenty values") > 1e7);
+        assert_eq!(trimmed_mean(&[3.0], 0.5), Some(3.0));
     }
 
     /// Ranks checked against binomial tails summed by hand: 2^-8 = 0.0039, (1+8)/2^8 = 0.035, 1/2^7 = 0.0078.
@@ -79,6 +125,22 @@ mod tests {
         }
         assert_eq!(sign_rank(0, 0.05), None);
         assert_eq!(sign_rank(1000, 0.025), Some(469));
+    }
+
+    /// Against published normal quantiles, and Wilcoxon's table: n = 20 at 0.025 one-sided has the critical sum 52.
+    #[test]
+    fn centers_have_the_bounds_of_the_signed_ranks() {
+        for (p, want) in [(0.975, 1.959_963_985), (0.99, 2.326_347_874), (0.5, 0.0), (0.001, -3.090_232_306)] {
+            assert!((normal_quantile(p) - want).abs() < 1e-6, "{p}: {}", normal_quantile(p));
+        }
+        let v: Vec<f64> = (0..20).map(f64::from).collect();
+        let (lo, mid, hi) = center_bounds(&v, 0.025).expect("twenty values");
+        assert_eq!((mid, lo + hi), (9.5, 19.0));
+        let mut means: Vec<f64> = (0..20).flat_map(|i| (i..20).map(move |j| 0.5 * f64::from(i + j))).collect();
+        means.sort_by(f64::total_cmp);
+        assert_eq!((lo, means.len()), (means[51], 210));
+        assert_eq!(center_bounds(&v[..7], 0.025), None);
+        assert_eq!(center_bounds(&[f64::NAN; 9], 0.025), None);
     }
 
     #[test]

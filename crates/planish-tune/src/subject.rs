@@ -61,6 +61,8 @@ pub enum Rejection {
     Timeout(f64),
     /// The worker process died; its signal or exit code.
     Crashed(String),
+    /// Its own times disagree, by this factor: between the search and the finals, or between the median and the mean.
+    Unstable(f64),
 }
 
 impl Rejection {
@@ -75,6 +77,7 @@ impl Rejection {
             Rejection::TooFast(_) => "too fast",
             Rejection::Timeout(_) => "timeout",
             Rejection::Crashed(_) => "crashed",
+            Rejection::Unstable(_) => "unstable",
         }
     }
 }
@@ -92,6 +95,7 @@ impl fmt::Display for Rejection {
             Rejection::TooFast(ns) => write!(f, "too fast: {:.3} us is under the roofline or the timer", ns / 1e3),
             Rejection::Timeout(s) => write!(f, "timeout: no answer in {s:.1} s"),
             Rejection::Crashed(how) => write!(f, "crashed: {how}"),
+            Rejection::Unstable(factor) => write!(f, "unstable: its own times disagree by a factor of {factor:.2}"),
         }
     }
 }
@@ -148,6 +152,12 @@ pub trait Subject {
     /// Override it to look with other inputs than `admit` did, and at the very shape that is launched.
     fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Rejection> {
         self.admit(admitted.config())
+    }
+
+    /// Resolution of the clock behind `time`, in nanoseconds: a sample under fifty of them is not believed; 0 when the
+    /// subject answers for that itself.
+    fn tick_ns(&self) -> f64 {
+        0.0
     }
 
     /// Told which candidates will be admitted next, so that what takes long can be done for all of them at once.

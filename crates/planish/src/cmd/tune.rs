@@ -2,6 +2,7 @@
 
 mod bought;
 mod kernels;
+mod spaces;
 pub mod step;
 mod watch;
 
@@ -28,6 +29,7 @@ use planish_tune::{Policy, WallClock};
 
 pub use self::bought::short;
 use self::bought::{Bought, EndToEnd};
+use self::spaces::{Recording, SpaceArgs};
 use self::watch::Progress;
 use crate::device::Device;
 use crate::page::{self, Files};
@@ -74,6 +76,8 @@ pub struct TuneArgs {
     #[arg(long, value_name = "FILE.html", conflicts_with = "list")]
     report: Option<PathBuf>,
     #[command(flatten)]
+    spaces: SpaceArgs,
+    #[command(flatten)]
     session: SessionArgs,
 }
 
@@ -98,6 +102,8 @@ struct Request {
     /// Where the report goes, if anywhere.
     report: Option<PathBuf>,
     ui: Ui,
+    /// Instead of tuning, every configuration is timed and written down.
+    recording: Option<Recording>,
 }
 
 impl Request {
@@ -164,12 +170,17 @@ fn nominal(cpu: &Cpu) -> Ceilings {
 
 /// Tunes, checks the whole model, and prints what it bought.
 pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
-    args.session.must_use_store()?;
     let budget = Duration::from_secs_f64(args.budget);
+    if let Some(path) = args.spaces.simulated() {
+        return spaces::simulate(path, &args.spaces, budget, ui);
+    }
+    args.session.must_use_store()?;
     if let Some(path) = &args.report {
         page::must_be_html(path)?;
     }
-    let request = Request { budget, force: args.force, talk: Talk::Lines, report: args.report.clone(), ui };
+    let recording = args.spaces.recording()?;
+    let report = args.report.clone();
+    let request = Request { budget, force: args.force, talk: Talk::Lines, report, ui, recording };
     if !args.kernels.is_empty() {
         return kernels::run(&args.kernels, &args.session, &request);
     }
@@ -201,6 +212,17 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
         }
         None => {
             let mut session = Session::open(&args.model, &args.session, ui)?;
+            if let Some(recording) = &request.recording {
+                let (decode, prefill) = plans(&session)?;
+                let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
+                let model_bytes = session.model.file.gguf.bytes().len() as u64;
+                let deterministic = session.deterministic;
+                let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes, deterministic };
+                let mut progress = Progress::new(ui, true, ground.works(nominal(ground.cpu)).len(), budget);
+                return with_setting(&ground, &request, budget, &mut progress, |works, setting, progress| {
+                    recording.run(works, setting, progress, ui)
+                });
+            }
             if args.list {
                 let (decode, prefill) = plans(&session)?;
                 let plans: [&[Entry]; 2] = [&decode, &prefill];
@@ -218,7 +240,9 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
 
 /// Tunes the kernels of an open model with little talk; the table of what that bought.
 pub fn quick(session: &mut Session, budget: Duration, ui: Ui) -> Result<String> {
-    let bought = tune_model(session, &Request { budget, force: false, talk: Talk::Little, report: None, ui })?;
+    let talk = Talk::Little;
+    let request = Request { budget, force: false, talk, report: None, ui, recording: None };
+    let bought = tune_model(session, &request)?;
     interrupt::check()?;
     Ok(bought.text())
 }
@@ -270,6 +294,24 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
         return Ok(bought);
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
+    let done = with_setting(ground, request, budget, &mut progress, |works, setting, progress| {
+        Ok(tuning::run(works, setting, store, progress)?)
+    })?;
+    progress.finish();
+    let mut bought = Bought::new(done, machine, ground.identities, store);
+    bought.seconds = start.elapsed().as_secs_f64();
+    Ok(bought)
+}
+
+/// Measures the ceilings, and hands the worklist and everything that measuring it needs to `then`.
+fn with_setting<T>(
+    ground: &Ground<'_>,
+    request: &Request,
+    budget: Duration,
+    progress: &mut Progress,
+    then: impl FnOnce(&[Work], &Setting<'_>, &mut Progress) -> Result<T>,
+) -> Result<T> {
+    let (start, machine) = (Instant::now(), ground.machine());
     let read = probes::cpu::read(ground.cpu, ground.cpu.threads(), CEILING_TIME)?;
     let peak = probes::cpu::arithmetic(&machine, ground.cpu.threads(), PEAK_TIME)?;
     let ceilings = Ceilings { read_gb_s: read.best, peak };
@@ -291,11 +333,7 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
         force: request.force,
         cancel: interrupt::flag(),
     };
-    let done = tuning::run(&works, &setting, store, &mut progress)?;
-    progress.finish();
-    let mut bought = Bought::new(done, machine, ground.identities, store);
-    bought.seconds = start.elapsed().as_secs_f64();
-    Ok(bought)
+    then(&works, &setting, progress)
 }
 
 /// Tuned against default, unless the store knows how that ends; choices that bring nothing go back to the defaults.

@@ -44,6 +44,9 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let budget = request.budget.saturating_sub(start.elapsed());
     let setting = Setting { force: request.force, ..bench.setting(&identities, &worker, &clock, budget) };
+    if let Some(recording) = &request.recording {
+        return recording.run(&works, &setting, &mut progress, request.ui);
+    }
     let done = tuning::run(&works, &setting, &mut store, &mut progress)?;
     progress.finish();
     let mut bought = Bought::new(done, machine, &identities, &store).named(&bench.backend.identity().label);

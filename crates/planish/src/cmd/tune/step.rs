@@ -42,6 +42,7 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
     let mut store = session::open_store(request.ui);
     let works = [work(&session, args)?];
     if !request.force
+        && request.recording.is_none()
         && let Some(choice) = tuning::known(&works[0], machine, &identities, &store)
     {
         let done = vec![Done { work: works[0].clone(), fate: Fate::Known(Box::new(choice)) }];
@@ -66,6 +67,9 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
         force: request.force,
         cancel: interrupt::flag(),
     };
+    if let Some(recording) = &request.recording {
+        return recording.run(&works, &setting, &mut progress, request.ui);
+    }
     let done = tuning::run(&works, &setting, &mut store, &mut progress)?;
     progress.finish();
     let mut bought = Bought::new(done, machine, &identities, &store).named(session.label());

@@ -1,12 +1,12 @@
-//! How a tuning run goes, on standard error: a bar on a terminal, and a sentence for every kernel.
+//! How a tuning run goes, on standard error: a bar on a terminal, when it ends, and a sentence for every kernel.
 
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use planish_engine::tuning::{Ceilings, Done, Fate, Watch, Work};
 use planish_kernels::cpu::peak::Peak;
-use planish_tune::Event;
 use planish_tune::contain::Stage;
+use planish_tune::{Event, Policy};
 
 use super::bought::short;
 use crate::ui::Ui;
@@ -23,6 +23,8 @@ pub struct Progress {
     budget: Duration,
     kernels: usize,
     at: String,
+    /// When the present kernel is expected to be done, of its own allowance.
+    kernel_left_s: f64,
 }
 
 impl Progress {
@@ -30,9 +32,9 @@ impl Progress {
     pub fn new(ui: Ui, lines: bool, kernels: usize, budget: Duration) -> Self {
         let seconds = budget.as_secs_f64();
         let what =
-            format!("tuning {kernels} kernels for this machine, at most {seconds:.0} s; each is saved when done");
+            format!("{kernels} kernels on this machine: done in at most {seconds:.0} s; each is saved when done");
         let bar = ui.spinner(&what);
-        Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what }
+        Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what, kernel_left_s: 0.0 }
     }
 
     /// Says the ceilings that times are held against.
@@ -42,6 +44,7 @@ impl Progress {
             let rates =
                 format!("{read_gb_s:.1} GB/s read, {f32_gflop_s:.0} GFLOP/s in f32, {int8_gop_s:.0} GOP/s in int8");
             self.say(&format!("{threads} threads reach {rates}; times are held against that"));
+            self.say(&Policy::default().promise());
         }
     }
 
@@ -54,20 +57,24 @@ impl Progress {
         self.bar.suspend(|| self.ui.note(line));
     }
 
-    fn left(&self) -> u64 {
-        self.budget.saturating_sub(self.start.elapsed()).as_secs()
+    /// What is being done, when it is expected to end, and when everything ends at the latest.
+    fn tell(&self) {
+        let all = self.budget.saturating_sub(self.start.elapsed()).as_secs();
+        self.bar.set_message(format!("{}, about {:.0} s; all in at most {all} s", self.at, self.kernel_left_s));
     }
 }
 
 impl Watch for Progress {
-    fn begins(&mut self, index: usize, _of: usize, work: &Work, _allowance: Duration) {
+    fn begins(&mut self, index: usize, _of: usize, work: &Work, allowance: Duration) {
         self.at = format!("{} of {} {}", index + 1, self.kernels, short(work.op.name, &work.shape));
-        self.bar.set_message(format!("{}, at most {} s left", self.at, self.left()));
+        self.kernel_left_s = allowance.as_secs_f64();
+        self.tell();
     }
 
     fn event(&mut self, event: &Event) {
-        if let Event::Progress { .. } = event {
-            self.bar.set_message(format!("{}, at most {} s left", self.at, self.left()));
+        if let Event::Progress { left_s, .. } = event {
+            self.kernel_left_s = *left_s;
+            self.tell();
         }
     }
 
@@ -89,7 +96,8 @@ impl Watch for Progress {
             return;
         }
         let line = format!("{}: {} for {:.0} s", self.at, stage.name(), waited.as_secs_f64());
-        self.bar.set_message(format!("{line}, at most {} s left", self.left()));
+        let all = self.budget.saturating_sub(self.start.elapsed()).as_secs();
+        self.bar.set_message(format!("{line}; all in at most {all} s"));
         if self.lines && waited.as_secs() % BEAT_SAID.as_secs() == 0 {
             self.say(&line);
         }
