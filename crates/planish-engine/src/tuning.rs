@@ -443,8 +443,11 @@ pub fn gate(work: &Work, configs: &[Config], setting: &Setting<'_>) -> Result<Ve
     Ok(configs.iter().map(|c| remote.admit(c).map(|a| a.error_over_bound())).collect())
 }
 
-/// What the times of an item are held against, as evidence.
+/// What the times of an item are held against, as evidence; null for a whole step, whose shape is a model's and not its op's.
 fn roof(work: &Work, setting: &Setting<'_>) -> serde_json::Value {
+    if (work.op.check)(&work.shape).is_err() {
+        return serde_json::Value::Null;
+    }
     let mut roof = Roof::of(work.op, &work.shape, setting.ceilings);
     roof.read_gb_s = roof.read_gb_s.or(setting.machine.backend.limits().read_gb_s);
     serde_json::to_value(roof).expect("a roof is plain numbers")

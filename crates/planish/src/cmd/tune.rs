@@ -206,7 +206,7 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
                 return bought::list(&worklist(&plans, nominal(&cpu)), plans, ui);
             }
             let bought = tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"));
-            let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
+            let known = Known { machine, identities, store: &store, digest: String::new() };
             let report = request.report(&bought, &known)?;
             (bought, report)
         }

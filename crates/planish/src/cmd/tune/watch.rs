@@ -98,7 +98,7 @@ impl Watch for Progress {
         let line = format!("{}: {} for {:.0} s", self.at, stage.name(), waited.as_secs_f64());
         let all = self.budget.saturating_sub(self.start.elapsed()).as_secs();
         self.bar.set_message(format!("{line}; all in at most {all} s"));
-        if self.lines && waited.as_secs() % BEAT_SAID.as_secs() == 0 {
+        if self.lines && waited.as_secs().is_multiple_of(BEAT_SAID.as_secs()) {
             self.say(&line);
         }
     }
