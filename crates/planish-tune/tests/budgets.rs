@@ -34,7 +34,8 @@ fn every_phase_charges_the_one_budget() {
         let swing = |i: i32| (f64::from(i) * 4e6, if i % 2 == 0 { 1.0 } else { 2.5 });
         s.machine.drift = (0..4000).map(swing).collect();
     };
-    let cases: [(&str, &dyn Fn(&mut Script), f64, Duration); 4] = [
+    type Change = dyn Fn(&mut Script);
+    let cases: [(&str, &Change, f64, Duration); 4] = [
         ("compiling", &slow_compiler, 1.3, limit),
         ("timing", &slow_kernel, 0.4, limit),
         ("handing over", &slow_hand_over, 0.11, limit),
