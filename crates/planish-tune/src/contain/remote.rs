@@ -494,7 +494,9 @@ impl Worker {
         };
         let tail = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&tail);
-        match text.lines().rfind(|l| !l.trim().is_empty()) {
+        // Advice that the runtime adds about backtraces is no reason.
+        let says = |l: &str| !l.trim().is_empty() && !l.trim_start().starts_with("note:");
+        match text.lines().rfind(|l| says(l)) {
             Some(last) => format!("{status}: {}", last.trim()),
             None => status,
         }
