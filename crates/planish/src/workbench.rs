@@ -81,19 +81,33 @@ impl Workbench {
         budget: Duration,
     ) -> Setting<'a> {
         Setting {
-            machine: self.machine(),
-            device: self.device.to_string(),
-            identities,
-            worker,
-            quarantine: quarantine(),
             budget,
-            clock,
-            policy: Policy::default(),
             ceilings: Some(self.ceilings),
             rotate_bytes: if self.device == Device::Host { 0 } else { 2 * self.backend.limits().llc_bytes },
-            force: false,
-            cancel: interrupt::flag(),
+            ..setting(self.machine(), self.device, (identities, worker, clock))
         }
+    }
+}
+
+/// What items are checked with on `machine`: against no ceiling, with nothing rotated, in no time; who tunes says more.
+pub fn setting<'a>(
+    machine: Machine<'a>,
+    device: Device,
+    (identities, worker, clock): (&'a Identities, &'a dyn Fn() -> Command, &'a dyn Clock),
+) -> Setting<'a> {
+    Setting {
+        machine,
+        device: device.to_string(),
+        identities,
+        worker,
+        quarantine: quarantine(),
+        budget: Duration::ZERO,
+        clock,
+        policy: Policy::default(),
+        ceilings: None,
+        rotate_bytes: 0,
+        force: false,
+        cancel: interrupt::flag(),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::gpu::GpuSession;
 use crate::hint::WithHint;
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
-use crate::workbench::{quarantine, worker};
+use crate::workbench::{self, worker};
 use crate::{Outcome, interrupt, presets, report};
 
 /// Run a model in two configurations in turns, both checked first, and say which is faster and by how much
@@ -165,20 +165,7 @@ fn on_cpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let flags = [session.cpu.threads().to_string(), session.isa.name().to_owned()];
     let (worker, clock) = (worker(&["--threads", &flags[0], "--isa", &flags[1]])?, WallClock::start());
     let machine = session.machine();
-    let setting = Setting {
-        machine,
-        device: Device::Cpu.to_string(),
-        identities: &session.identities,
-        worker: &worker,
-        quarantine: quarantine(),
-        budget: Duration::ZERO,
-        clock: &clock,
-        policy: Policy::default(),
-        ceilings: None,
-        rotate_bytes: 0,
-        force: false,
-        cancel: interrupt::flag(),
-    };
+    let setting = workbench::setting(machine, Device::Cpu, (&session.identities, &worker, &clock));
     ui.note(&format!("checking {} kernels in both configurations", decode.len() + prefill.len()));
     let mut gate = Vec::new();
     for (entry, configs) in decode.iter().chain(&prefill) {
@@ -210,20 +197,7 @@ fn on_gpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let configs = [&a, &b].map(|d| d.chosen().config.clone());
     let (identities, clock) = (Identities::new(&machine, &Policy::default()), WallClock::start());
     let worker = worker(&[])?;
-    let setting = Setting {
-        machine,
-        device: session.device.to_string(),
-        identities: &identities,
-        worker: &worker,
-        quarantine: quarantine(),
-        budget: Duration::ZERO,
-        clock: &clock,
-        policy: Policy::default(),
-        ceilings: None,
-        rotate_bytes: 0,
-        force: false,
-        cancel: interrupt::flag(),
-    };
+    let setting = workbench::setting(machine, session.device, (&identities, &worker, &clock));
     ui.note("checking the step in both configurations");
     let gate = gated(&step::work(&session, &args.session)?, &configs, &setting)?;
     // The prompt goes through kernels of its own, which no pin changes.

@@ -35,7 +35,7 @@ use crate::device::Device;
 use crate::page::{self, Files};
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
-use crate::workbench::{CEILING_TIME, PEAK_TIME, quarantine, worker};
+use crate::workbench::{self, CEILING_TIME, PEAK_TIME, worker};
 use crate::{Outcome, interrupt, presets};
 
 /// Fed to both decoders of the end-to-end check, as often as it takes.
@@ -320,18 +320,11 @@ fn with_setting<T>(
     let worker = worker(&["--threads", &ground.cpu.threads().to_string(), "--isa", ground.isa.name()])?;
     let clock = WallClock::start();
     let setting = Setting {
-        machine,
-        device: Device::Cpu.to_string(),
-        identities: ground.identities,
-        worker: &worker,
-        quarantine: quarantine(),
         budget: budget.saturating_sub(start.elapsed()),
-        clock: &clock,
-        policy: Policy::default(),
         ceilings: Some(ceilings),
         rotate_bytes: ground.model_bytes.min(2 * ground.cpu.limits().llc_bytes),
         force: request.force,
-        cancel: interrupt::flag(),
+        ..workbench::setting(machine, Device::Cpu, (ground.identities, &worker, &clock))
     };
     then(&works, &setting, progress)
 }

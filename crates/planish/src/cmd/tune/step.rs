@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::hint::WithHint;
 use crate::session::{self, SessionArgs};
-use crate::workbench::{quarantine, worker};
+use crate::workbench::{self, worker};
 use crate::{Outcome, interrupt};
 
 /// The parameter that says how a step is handed over, for which there is a flag of its own.
@@ -54,18 +54,9 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
     let (worker, clock) = (worker(&[])?, WallClock::start());
     let setting = Setting {
-        machine,
-        device: session.device.to_string(),
-        identities: &identities,
-        worker: &worker,
-        quarantine: quarantine(),
         budget: request.budget.saturating_sub(start.elapsed()),
-        clock: &clock,
-        policy: Policy::default(),
-        ceilings: None,
-        rotate_bytes: 0,
         force: request.force,
-        cancel: interrupt::flag(),
+        ..workbench::setting(machine, session.device, (&identities, &worker, &clock))
     };
     if let Some(recording) = &request.recording {
         return recording.run(&works, &setting, &mut progress, request.ui);
