@@ -165,19 +165,22 @@ fn launches_that_do_not_fit_the_kernel_are_refused() {
 #[test]
 fn a_crash_and_a_hang_are_errors_of_their_launch() {
     let Some(host) = host(Mode::Checked) else { return };
-    let host = host.with_deadline(Duration::from_millis(500));
     let text = |body: &str| format!("{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1)) {{ {body} y[TID] = p.n; }}\n");
-    let run = |body: &str| {
+    let run = |host: &Host, body: &str| {
         let text = text(body);
         Run { text: &text, constants: &[], bytes: &[128], params: &[9], groups: 1, threads: 32, dynamic_bytes: 0 }
-            .on(&host)
+            .on(host)
     };
-    let crash = run("if (TID == 0) __builtin_trap();").expect_err("a crash");
+    let crash = run(&host, "if (TID == 0) __builtin_trap();").expect_err("a crash");
     assert!(crash.to_string().contains("ended its process"), "{crash}");
-    let hang = run("y[TID] = 0u; while (y[TID] == 0u) {}").expect_err("a hang");
-    assert_eq!(hang.kind(), ErrorKind::Timeout, "{hang}");
     // The executor goes on with the next launch.
-    assert_eq!(words(&run("").expect("a right kernel")[0]), [9; 32]);
+    assert_eq!(words(&run(&host, "").expect("a right kernel")[0]), [9; 32]);
+    let host = host.with_deadline(Duration::from_millis(500));
+    let hang = run(&host, "y[TID] = 0u; while (y[TID] == 0u) {}").expect_err("a hang");
+    assert_eq!(hang.kind(), ErrorKind::Timeout, "{hang}");
+    // And with this one, unless the machine itself stands still for as long.
+    let next = (0..20).find_map(|_| run(&host, "").ok()).expect("a right kernel");
+    assert_eq!(words(&next[0]), [9; 32]);
 }
 
 #[test]

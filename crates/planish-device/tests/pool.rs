@@ -214,15 +214,36 @@ fn a_panic_fails_its_sequence_only() {
     }
 }
 
+/// Whether a thread of the pool is at work on `held`, and whether it may end.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+static FREE: AtomicBool = AtomicBool::new(false);
+
+/// On a thread of the pool it ends when that is free to, on the caller's as soon as the other has begun; both have an end.
+unsafe fn held(call: &Call) {
+    if call.thread != 0 {
+        BEGUN.store(true, Relaxed);
+    }
+    let (until, patience) = (if call.thread == 0 { &BEGUN } else { &FREE }, Instant::now() + MINUTE);
+    while !until.load(Relaxed) && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_deadline_is_kept_and_the_work_still_finishes() {
     let cpu = cpu(2);
-    let program = native(&cpu, "sleeps", sleeps);
-    let sequence = cpu.record(&[launch(&program, &[], 20, 2), launch(&program, &[], 20, 2)]).expect("recorded");
+    let counters = cpu.alloc(4 * 8, Init::Zero).expect("memory");
+    let (held, after) = (native(&cpu, "held", held), native(&cpu, "count", count));
+    let sequence =
+        cpu.record(&[launch(&held, &[], 2, 2), launch(&after, &[&counters], 8, 2)]).expect("a good sequence");
     let token = cpu.submit(&sequence).expect("submitted");
-    let error = cpu.wait(token, Duration::from_millis(30)).expect_err("800 ms of work");
+    let error = cpu.wait(token, Duration::from_millis(30)).expect_err("nothing let it end");
     assert_eq!(error.kind(), ErrorKind::Timeout);
+    FREE.store(true, Relaxed);
     cpu.wait(token, MINUTE).expect("finished");
+    let mut bytes = [0; 4 * 8];
+    cpu.read(&counters.all(), &mut bytes).expect("readable");
+    assert_eq!(bytes, [1, 0, 0, 0].repeat(8).as_slice(), "what follows ran once");
     let unknown = planish_device::Token(token.0 + 1);
     assert_eq!(cpu.wait(unknown, MINUTE).expect_err("never submitted").kind(), ErrorKind::BadLaunch);
 }
