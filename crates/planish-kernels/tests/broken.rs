@@ -243,8 +243,8 @@ fn nothing_done_is_too_fast() {
     let cpu = cpu();
     let mut subject = Rigged::new(&cpu, &[Fault::Slow, Fault::NoOp]);
     subject.gullible = true;
-    let idle = (0..20).map(|_| subject.ns(Fault::NoOp)).fold(0.0, f64::max);
-    let work = (0..20).map(|_| subject.ns(Fault::Slow)).fold(f64::INFINITY, f64::min);
+    let mut best = |fault| (0..20).map(|_| subject.ns(fault)).fold(f64::INFINITY, f64::min);
+    let (idle, work) = (best(Fault::NoOp), best(Fault::Slow));
     assert!(idle < work, "the idle kernel takes {idle} ns, the default {work} ns");
     subject.floor = Some(Duration::from_nanos((idle.max(1.0) * work).sqrt() as u64));
     let outcome = run(&mut subject);
