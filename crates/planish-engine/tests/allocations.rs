@@ -1,4 +1,5 @@
-//! Nothing is allocated between two tokens: an allocator that counts watches a decoder and the sampler at work.
+//! Nothing is allocated between two tokens, nor by a lookup: an allocator that counts watches a decoder, the sampler and
+//! the store at work.
 //!
 //! One test alone in its program, so that nobody else allocates meanwhile.
 
@@ -17,6 +18,8 @@ use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::{Draw, Params, Workspace, sample};
 use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
+use planish_tune::Config;
+use planish_tune::store::{Choice, Identity, Key, Layers, Ratio, Silicon, Source, State, Store, Tier};
 
 /// The system's allocator; counts what any thread asks for while armed.
 struct Counting;
@@ -95,8 +98,39 @@ fn in_decode(name: &str, threads: u32, activations: Activations, kv: KvType) -> 
     allocations(|| run(STEPS))
 }
 
+/// Allocations of a lookup of each of `records` records, all of them found.
+fn in_lookups(records: i64) -> usize {
+    let silicon = Silicon::new("Test CPU", [("arch", "x86_64-v3"), ("cores", "2")]).into();
+    let identity = Identity { silicon, kernel: "k1".into(), candidates: "c1".into(), ..Identity::default() };
+    let keys: Vec<Key> = (0..records).map(|n| Key::new("op", [("rows", n.into())])).collect();
+    let mut store = Store::open(Layers::default());
+    for (n, key) in (0..).zip(&keys) {
+        let choice = Choice {
+            key: key.clone(),
+            identity: identity.clone(),
+            config: Config::new().with("ROWS", n),
+            source: Source::Tuned,
+            state: State::Tuned,
+            ratio: Ratio { lo: 1.1, mid: 1.2, hi: 1.3 },
+            ns_median: 100.0,
+            written_ms: 1,
+            evidence: None,
+        };
+        store.append(choice).expect("a good record");
+    }
+    let (snapshot, missing) = (store.snapshot(), Key::new("op", []));
+    let mut found = 0;
+    let allocated = allocations(|| {
+        for key in keys.iter().chain([&missing]) {
+            found += usize::from(snapshot.lookup(key, &identity).tier == Tier::Exact);
+        }
+    });
+    assert_eq!(found, keys.len());
+    allocated
+}
+
 #[test]
-fn nothing_is_allocated_between_two_tokens() {
+fn nothing_is_allocated_between_two_tokens_nor_by_a_lookup() {
     assert!(allocations(|| drop(vec![1u8; 100])) > 0, "the allocator does not count");
     for (name, threads, activations, kv) in [
         ("llama-q4_1", 1, Activations::Int8, KvType::F16),
@@ -108,4 +142,5 @@ fn nothing_is_allocated_between_two_tokens() {
         let n = in_decode(name, threads, activations, kv);
         assert_eq!(n, 0, "{n} allocations in {STEPS} tokens of {name} on {threads} threads");
     }
+    assert_eq!(in_lookups(1000), 0, "allocations in 1001 lookups");
 }

@@ -1,5 +1,6 @@
 //! Round trips, tiers and reasons, layers, and a home that cannot be used.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
@@ -211,29 +212,47 @@ fn keys_are_canonical_text() {
     }
 }
 
+/// Most that a lookup may take in the lookups of a plain map: several times what it does, and far from any search.
+const PLAIN_LOOKUPS_MOST: f64 = 5.0;
+
+/// One hundred thousand records are looked up almost as fast as those of a plain map, whatever machine this is.
+///
+/// Both are asked in turn, so that whoever takes the processor away takes it from both; the best of many passes counts.
 #[test]
-fn one_hundred_thousand_records_are_looked_up_in_about_a_microsecond() {
-    let mut snapshot = Snapshot::default();
+fn one_hundred_thousand_records_are_looked_up_in_a_few_lookups_of_a_plain_map() {
+    let (mut snapshot, mut plain) = (Snapshot::default(), HashMap::new());
     for i in 0..100_000 {
         assert!(snapshot.insert(Layer::User, i, choice(i as i64)));
+        plain.insert(key(i as i64), Box::new(choice(i as i64)));
     }
     let (id, keys): (_, Vec<Key>) = (identity(), (0..100_000).step_by(5).map(key).collect());
-    let pass = |_| {
-        let one = |k: &Key| {
-            let start = Instant::now();
-            let found = std::hint::black_box(snapshot.lookup(std::hint::black_box(k), &id));
-            let took = start.elapsed().as_nanos();
-            assert_eq!(found.tier, Tier::Exact);
-            took
-        };
-        let mut ns: Vec<u128> = keys.iter().map(one).collect();
-        ns.sort_unstable();
-        (ns[ns.len() * 99 / 100], ns[ns.len() / 2])
+    let timed = |found: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        let found = std::hint::black_box(found());
+        let took = start.elapsed().as_nanos();
+        assert!(found);
+        took
     };
-    // The best of five passes, and bounds of several times what a quiet machine takes: others may use this one.
-    let (p99, p50) = (0..5).map(pass).min().unwrap();
-    println!("lookup among 100000: median {p50} ns, p99 {p99} ns");
-    assert!(p50 < 3_000 && p99 < 10_000, "median {p50} ns, p99 {p99} ns");
+    let pass = |_| {
+        let [mut ours, mut least] = [(); 2].map(|()| Vec::with_capacity(keys.len()));
+        for k in keys.iter().map(std::hint::black_box) {
+            least.push(timed(&|| plain.get(k).is_some_and(|c| c.identity.candidates == id.candidates)));
+            ours.push(timed(&|| snapshot.lookup(k, &id).tier == Tier::Exact));
+        }
+        let [ours, least] = [ours, least].map(|mut ns| {
+            ns.sort_unstable();
+            [ns[ns.len() / 2], ns[ns.len() * 99 / 100]].map(|ns| ns.max(1) as f64)
+        });
+        println!("median and p99 of a lookup {ours:?} ns, of a plain map's {least:?} ns");
+        (ours[0] / least[0]).max(ours[1] / least[1])
+    };
+    let (mut best, mut passes) = (f64::INFINITY, 0..40);
+    while best > PLAIN_LOOKUPS_MOST
+        && let Some(n) = passes.next()
+    {
+        best = best.min(pass(n));
+    }
+    assert!(best <= PLAIN_LOOKUPS_MOST, "at best {best:.1} lookups of a plain map");
 }
 
 fn any_choice() -> impl Strategy<Value = Choice> {
