@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -424,6 +425,8 @@ struct Worker {
     requests: ChildStdin,
     replies: Receiver<Reply>,
     stderr: Arc<Mutex<Vec<u8>>>,
+    /// Reads `stderr`.
+    listener: JoinHandle<()>,
     admitted: HashSet<Config>,
     /// How long the last request ran, without what is not the candidate's.
     ran: Duration,
@@ -444,34 +447,38 @@ impl Worker {
         });
         let stderr = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&stderr);
-        std::thread::spawn(move || keep_tail(err, &kept));
-        Ok(Worker { child, requests, replies, stderr, admitted: HashSet::new(), ran: Duration::ZERO })
+        let listener = std::thread::spawn(move || keep_tail(err, &kept));
+        Ok(Worker { child, requests, replies, stderr, listener, admitted: HashSet::new(), ran: Duration::ZERO })
     }
 
     fn exchange(&mut self, request: &Request, terms: &mut Terms<'_, '_>) -> Result<Reply, Lost> {
         let line = serde_json::to_string(request).expect("a request is plain data") + "\n";
         // A failure to write means that the worker is dead, which the wait for its reply explains better.
         let _ = self.requests.write_all(line.as_bytes()).and_then(|()| self.requests.flush());
-        let (mut stage, mut since) = (Stage::Run, Instant::now());
+        let (mut stage, mut waited) = (Stage::Run, Duration::ZERO);
         let mut spent: HashMap<&str, Duration> = HashMap::new();
         loop {
             let limit = terms.limit(&stage);
             let before = spent.entry(stage.name()).or_default();
-            let left = limit.saturating_sub(*before + since.elapsed());
-            match self.replies.recv_timeout(left.min(BEAT)) {
+            let part = limit.saturating_sub(*before).min(BEAT);
+            let start = Instant::now();
+            let answer = self.replies.recv_timeout(part);
+            // A wait that was longer than asked for was that of a tuner or a machine that stood still, not the worker's.
+            let took = start.elapsed().min(part);
+            *before += took;
+            waited += took;
+            match answer {
                 Ok(Reply::At(next)) => {
-                    *before += since.elapsed();
-                    (stage, since) = (next, Instant::now());
+                    (stage, waited) = (next, Duration::ZERO);
                     terms.hear(&stage, Duration::ZERO);
                     terms.may(&stage)?;
                 }
                 Ok(Reply::Panicked(message)) => return Err(Rejection::Crashed(format!("panic: {message}")).into()),
                 Ok(reply) => {
-                    *before += since.elapsed();
                     self.ran = spent.get(Stage::Run.name()).copied().unwrap_or_default();
                     return Ok(reply);
                 }
-                Err(RecvTimeoutError::Timeout) if left > BEAT => terms.hear(&stage, since.elapsed()),
+                Err(RecvTimeoutError::Timeout) if *before < limit => terms.hear(&stage, waited),
                 Err(RecvTimeoutError::Timeout) => return Err(late(stage, limit)),
                 Err(RecvTimeoutError::Disconnected) => {
                     let innocent = stage == Stage::Prepare;
@@ -483,15 +490,13 @@ impl Worker {
 
     fn obituary(&mut self) -> String {
         // Its output has ended, so it is dead or about to be; one that lingers is killed.
-        let patience = Instant::now() + Duration::from_secs(1);
-        let status = loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => break how_it_ended(status),
-                Ok(None) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(2)),
-                Ok(None) => break "closed its output".to_owned(),
-                Err(e) => break format!("cannot be waited for: {e}"),
-            }
-        };
+        let status = soon(|| match self.child.try_wait() {
+            Ok(status) => status.map(how_it_ended),
+            Err(e) => Some(format!("cannot be waited for: {e}")),
+        });
+        let status = status.unwrap_or_else(|| "closed its output".to_owned());
+        // Its last words may still be on their way; what it has started may keep the pipe open.
+        let _ = soon(|| self.listener.is_finished().then_some(()));
         let tail = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&tail);
         // Advice that the runtime adds about backtraces is no reason.
@@ -511,6 +516,17 @@ impl Drop for Worker {
         }
         let _ = self.child.wait();
     }
+}
+
+/// Asks every two milliseconds, for no less than a second, until there is an answer.
+fn soon<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..500).find_map(|_| {
+        let answer = ask();
+        if answer.is_none() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        answer
+    })
 }
 
 fn how_it_ended(status: ExitStatus) -> String {
