@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use super::*;
 
@@ -50,21 +51,26 @@ fn writers_that_are_killed_lose_nothing_that_was_acknowledged() {
     let root = dir.path().join("store");
     let mut survivors: Vec<Child> = (0..3).map(|i| spawn(&root, i * 100_000, 40)).collect();
     let mut victims: Vec<Child> = (3..7).map(|i| spawn(&root, i * 100_000, 90_000)).collect();
+    let (first, writing) = channel();
     let readers: Vec<_> = victims
         .iter_mut()
-        .map(|v| v.stdout.take().unwrap())
-        .map(|out| {
+        .map(|v| (v.stdout.take().unwrap(), first.clone()))
+        .map(|(out, first)| {
             std::thread::spawn(move || {
                 let lines = BufReader::new(out).lines().map_while(Result::ok);
-                lines.filter_map(|l| l.strip_prefix("ack ")?.parse::<i64>().ok()).collect::<Vec<_>>()
+                let rows = lines.filter_map(|l| l.strip_prefix("ack ")?.parse::<i64>().ok());
+                let told = |rows: &i64| {
+                    if rows % 100_000 == 0 {
+                        first.send(()).unwrap();
+                    }
+                };
+                rows.inspect(told).collect::<Vec<_>>()
             })
         })
         .collect();
     // Only once all of them are writing does a kill prove anything.
-    let start = Instant::now();
-    let shards = || std::fs::read_dir(choices_dir(&root)).map_or(0, |d| d.count());
-    while shards() < 7 && start.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(5));
+    for _ in &readers {
+        writing.recv_timeout(Duration::from_secs(120)).expect("a victim never wrote");
     }
     for (i, victim) in victims.iter_mut().enumerate() {
         let mut store = open(&root);
