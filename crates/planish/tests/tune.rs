@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use planish_tune::store::{Choice, Evidence, Identity, Layers, Store, list, show};
 use serde_json::Value;
@@ -32,6 +32,9 @@ fn command(home: &Path, args: &[&str]) -> Command {
     command.args(args).env("PLANISH_HOME", home).env_remove("PLANISH_STORE").stdin(Stdio::null());
     command
 }
+
+/// Budgets from what is enough where nothing else runs to what is enough anywhere; each begins where the last one ended.
+const RISING: [&str; 5] = ["4s", "8s", "20s", "60s", "180s"];
 
 /// `tune` on the tiny model with two threads; budgets are small, since only the flow is of interest.
 fn tune(home: &Path, budget: &str) -> Command {
@@ -74,18 +77,16 @@ fn shards(home: &Path) -> Vec<PathBuf> {
 fn a_second_run_measures_nothing() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let first = report(&tune(home.path(), "4s").output().unwrap());
-    let rows = first["rows"].as_array().unwrap();
-    assert!(rows.len() >= KERNELS_MIN && first["measured"].as_u64().unwrap() >= 1, "{first}");
-    // A busy machine may not reach every kernel at first.
-    for _ in 0..5 {
-        if report(&tune(home.path(), "4s").output().unwrap())["measured"] == 0 {
-            break;
-        }
-    }
-    let again = tune(home.path(), "60s").output().unwrap();
-    assert_eq!(report(&again)["measured"], 0, "{}", text(&again.stderr));
-    assert!(text(&again.stderr).contains("nothing is measured"), "{}", text(&again.stderr));
+    // A busy machine may not reach every kernel at first; the run after the one that does has nothing to do.
+    let mut measured = 0;
+    let last = RISING.iter().find_map(|budget| {
+        let output = tune(home.path(), budget).output().unwrap();
+        let told = report(&output);
+        assert!(told["rows"].as_array().unwrap().len() >= KERNELS_MIN, "{told}");
+        measured += told["measured"].as_u64().unwrap();
+        text(&output.stderr).contains("nothing is measured").then_some(told)
+    });
+    assert!(measured >= 1 && last.is_some_and(|told| told["measured"] == 0), "{measured} in all");
 }
 
 /// Copies the records of `from` to `to` as an older build would have left them: measured on another kernel.
@@ -154,15 +155,16 @@ fn what_an_older_build_knew_is_put_to_the_test_instead_of_tuned_again() {
 fn a_killed_run_keeps_what_it_had() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let mut child = tune(home.path(), "20s").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let patience = Instant::now() + Duration::from_secs(20);
-    while stored(home.path()).is_empty() && Instant::now() < patience {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let killed = RISING[2..].iter().any(|budget| {
+        let mut child = tune(home.path(), budget).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while stored(home.path()).is_empty() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap().code().is_none()
+    });
+    assert!(killed, "it ended before anything was stored, or as soon as that");
     let kept = stored(home.path()).len();
-    assert!(kept >= 1, "nothing was stored in twenty seconds");
     let resumed = report(&tune(home.path(), "2s").output().unwrap());
     let measured = resumed["measured"].as_u64().unwrap() as usize;
     let kernels = resumed["rows"].as_array().unwrap().len();
@@ -172,10 +174,13 @@ fn a_killed_run_keeps_what_it_had() {
 #[test]
 fn two_at_once_lose_nothing_and_share_the_work() {
     let _turn = turn();
-    let home = TempDir::new().unwrap();
-    let start = || tune(home.path(), "4s").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (a, b) = (start(), start());
-    let reports = [report(&a.wait_with_output().unwrap()), report(&b.wait_with_output().unwrap())];
+    let at_once = |budget: &&str| {
+        let home = TempDir::new().unwrap();
+        let start = || tune(home.path(), budget).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let reports = [start(), start()].map(|child| report(&child.wait_with_output().unwrap()));
+        reports.iter().any(|r| r["measured"] != 0).then_some((home, reports))
+    };
+    let (home, reports) = RISING.iter().find_map(at_once).expect("three minutes are enough to measure one kernel");
     let all = command(home.path(), &["store", "verify", "--json"]).output().unwrap();
     let verified: Value = serde_json::from_slice(&all.stdout).unwrap();
     let decided = |r: &Value| {
@@ -196,11 +201,11 @@ fn two_at_once_lose_nothing_and_share_the_work() {
 fn damage_costs_a_miss_and_no_panic() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let shard = (0..5).find_map(|_| {
-        report(&tune(home.path(), "3s").output().unwrap());
+    let shard = RISING.iter().find_map(|budget| {
+        report(&tune(home.path(), budget).output().unwrap());
         shards(home.path()).into_iter().next()
     });
-    let shard = shard.expect("fifteen seconds are enough to store one choice");
+    let shard = shard.expect("three minutes are enough to store one choice");
     let bytes = fs::read(&shard).unwrap();
     fs::write(&shard, &bytes[..bytes.len() - 7]).unwrap();
     let output = tune(home.path(), "2s").output().unwrap();
@@ -317,7 +322,7 @@ fn a_report_shows_what_the_store_holds_and_is_made_again_to_the_byte() {
         "a report that cannot be written is refused before anything is measured"
     );
     // A busy machine may not reach any kernel at first.
-    let measured = ["4s", "8s", "30s"].into_iter().find_map(|budget| {
+    let measured = RISING.iter().find_map(|budget| {
         let tuned = report(&tune(home.path(), budget).arg("--report").arg(&page).output().unwrap());
         let data: Value = serde_json::from_slice(&fs::read(page.with_extension("json")).unwrap()).unwrap();
         let kernels = data["data"]["kernels"].as_array().unwrap();
@@ -325,7 +330,7 @@ fn a_report_shows_what_the_store_holds_and_is_made_again_to_the_byte() {
         let measured: Vec<_> = kernels.iter().filter(|k| !k["outcome"].is_null()).cloned().collect();
         (!measured.is_empty()).then_some(measured)
     });
-    let measured = measured.expect("half a minute is enough to measure one kernel");
+    let measured = measured.expect("three minutes are enough to measure one kernel");
     assert!(measured.iter().all(|k| k["roof"]["read_gb_s"].as_f64().unwrap() > 0.0), "{measured:?}");
     let again = home.path().join("again.html");
     let (from, to) = (page.with_extension("json"), again.to_str().unwrap());
@@ -373,9 +378,13 @@ fn a_kernel_whose_default_cannot_run_is_said_and_the_answer_is_no() {
 fn deterministic_tuning_and_running_are_one_flag() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let kernel = ["tune", "--kernel", "matvec:type=f32,act=f32,rows=64,cols=32,batch=1", "--budget", "3s", "--json"];
-    let tuned = report(&command(home.path(), &[&kernel[..], &["--deterministic"]].concat()).output().unwrap());
-    assert!(tuned["rows"][0].get("error").is_none() && tuned["measured"] == 1, "{tuned}");
+    let kernel = ["tune", "--kernel", "matvec:type=f32,act=f32,rows=64,cols=32,batch=1", "--json", "--deterministic"];
+    let tuned = |budget: &&str| {
+        let tuned = report(&command(home.path(), &[&kernel[..], &["--budget", budget]].concat()).output().unwrap());
+        assert!(tuned["rows"][0].get("error").is_none(), "{tuned}");
+        tuned["measured"] == 1
+    };
+    assert!(RISING.iter().any(tuned), "three minutes are enough for one kernel");
     let model = model();
     let run = |flags: &[&str]| -> Value {
         let args = ["run", model.to_str().unwrap(), "--raw", "a", "--tune", "never", "--max-tokens", "8", "--json"];
