@@ -174,8 +174,26 @@ impl Feed for GpuDecoder<'_> {
     }
 }
 
+impl Dump {
+    /// In how many logits another dump of the prompt has other bits, and of how many.
+    pub fn apart(&self, other: &Dump) -> (usize, usize) {
+        let all = |d: &Dump| -> Vec<u32> {
+            d.positions.iter().flatten().flatten().chain(&d.logits).map(|logit| logit.to_bits()).collect()
+        };
+        let (a, b) = (all(self), all(other));
+        (a.iter().zip(&b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len()), a.len())
+    }
+}
+
 /// Feeds a prompt from an empty cache and, where the file has one, follows its greedy continuation.
 pub fn run(decoder: &mut dyn Feed, prompt: &Prompt, path: Path) -> Result<Dump> {
+    let mut dump = feed(decoder, prompt, path)?;
+    go_on(decoder, prompt, &mut dump)?;
+    Ok(dump)
+}
+
+/// Feeds a prompt from an empty cache.
+pub fn feed(decoder: &mut dyn Feed, prompt: &Prompt, path: Path) -> Result<Dump> {
     decoder.truncate(0);
     let wants_all = prompt.probe_logits_all.is_some();
     let mut positions = Vec::new();
@@ -196,18 +214,22 @@ pub fn run(decoder: &mut dyn Feed, prompt: &Prompt, path: Path) -> Result<Dump> 
         }
         Path::Prefill => logits = decoder.feed(&prompt.ids)?.to_vec(),
     }
-    let mut greedy = Vec::new();
-    let mut next = greedy_token(Isa::Portable, &logits);
+    Ok(Dump { ids: prompt.ids.clone(), logits, positions: wants_all.then_some(positions), greedy: Vec::new() })
+}
+
+/// Follows the greedy continuation of a prompt that was fed last and gave `dump`, up to where another token comes.
+pub fn go_on(decoder: &mut dyn Feed, prompt: &Prompt, dump: &mut Dump) -> Result<()> {
+    let mut next = greedy_token(Isa::Portable, &dump.logits);
     for want in &prompt.greedy_ids {
         // Without one the logits are broken, which the verdict says.
         let Some(id) = next else { break };
-        greedy.push(id);
-        if id != *want || greedy.len() == prompt.greedy_ids.len() {
+        dump.greedy.push(id);
+        if id != *want || dump.greedy.len() == prompt.greedy_ids.len() {
             break;
         }
         next = greedy_token(Isa::Portable, decoder.feed(&[id])?);
     }
-    Ok(Dump { ids: prompt.ids.clone(), logits, positions: wants_all.then_some(positions), greedy })
+    Ok(())
 }
 
 /// Judges a dump in arithmetic `mode`: `f32`, `f32_kv16`, `int8`, `int8_kv16`.

@@ -99,12 +99,8 @@ fn not_legal(space: &Space, chosen: &Config, way: &Way) -> Option<String> {
 
 /// In how many values two dumps differ, if they do.
 fn differs(a: &Dump, b: &Dump) -> Option<String> {
-    let all = |d: &Dump| -> Vec<u32> {
-        d.positions.iter().flatten().flatten().chain(&d.logits).map(|logit| logit.to_bits()).collect()
-    };
-    let (a, b) = (all(a), all(b));
-    let count = a.iter().zip(&b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len());
-    (count > 0).then(|| format!("{count} of {} logits differ in bits", a.len()))
+    let (count, of) = a.apart(b);
+    (count > 0).then(|| format!("{count} of {of} logits differ in bits"))
 }
 
 fn say(model: &str, way: &Way, verdict: &Verdict, ui: Ui) -> Result<()> {
