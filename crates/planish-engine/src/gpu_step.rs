@@ -22,6 +22,7 @@ use crate::gpu::decoder::space;
 use crate::gpu::{AHEAD, By, GpuDecoder, Options, Weights};
 use crate::model::ModelFile;
 use crate::plan::{Chosen, Defaults};
+use crate::verify::relative;
 use crate::{decoder, weights};
 
 /// Tokens whose logits a candidate must give.
@@ -223,15 +224,6 @@ fn bits(all: &[Vec<f32>]) -> Vec<u32> {
     all.iter().flatten().map(|v| v.to_bits()).collect()
 }
 
-/// Root of the mean square of `got - want`, over the deviation of `want`.
-fn relative(got: &[f32], want: &[f32]) -> f64 {
-    let n = want.len() as f64;
-    let mean = want.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
-    let spread: f64 = want.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum();
-    let error: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
-    (error / spread.max(f64::MIN_POSITIVE)).sqrt()
-}
-
 fn wrong(check: &str, error_over_bound: f64, detail: String) -> Rejection {
     Rejection::Wrong(Wrong { check: check.to_owned(), case: "logits".to_owned(), error_over_bound, detail })
 }
@@ -307,18 +299,5 @@ impl Subject for StepSubject<'_> {
 
     fn floor(&self, _point: Point) -> Option<Duration> {
         floor(self.model.weights.bytes_per_token, self.spec.read_gb_s)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::relative;
-
-    #[test]
-    fn errors_are_told_over_the_spread() {
-        let want = [1.0, -1.0, 3.0, -3.0];
-        assert_eq!(relative(&want, &want), 0.0);
-        assert!((relative(&[2.0, 0.0, 4.0, -2.0], &want) - 1.0 / 5f64.sqrt()).abs() < 1e-12);
-        assert!(relative(&[f32::NAN, 0.0, 0.0, 0.0], &want).is_nan());
     }
 }

@@ -138,6 +138,8 @@ pub enum Path {
 
 /// A decoder as the comparison drives it.
 pub trait Feed {
+    /// Tokens in the cache.
+    fn position(&self) -> usize;
     /// Forgets all tokens after the first `position`.
     fn truncate(&mut self, position: usize);
     /// Feeds `ids` and returns the logits after the last.
@@ -147,6 +149,10 @@ pub trait Feed {
 }
 
 impl Feed for Decoder<'_> {
+    fn position(&self) -> usize {
+        Decoder::position(self)
+    }
+
     fn truncate(&mut self, position: usize) {
         Decoder::truncate(self, position);
     }
@@ -161,6 +167,10 @@ impl Feed for Decoder<'_> {
 }
 
 impl Feed for GpuDecoder<'_> {
+    fn position(&self) -> usize {
+        GpuDecoder::position(self)
+    }
+
     fn truncate(&mut self, position: usize) {
         GpuDecoder::truncate(self, position);
     }
@@ -333,6 +343,15 @@ fn spread(want: &[f64], got: &[f64], more_want: &[f64], more_got: &[f64]) -> (f6
     (mean.abs(), rms, max)
 }
 
+/// Root of the mean square of `got - want`, over the deviation of `want`; not a number where a logit is none.
+pub(crate) fn relative(got: &[f32], want: &[f32]) -> f64 {
+    let n = want.len() as f64;
+    let mean = want.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+    let spread: f64 = want.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum();
+    let error: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
+    (error / spread.max(f64::MIN_POSITIVE)).sqrt()
+}
+
 fn logsumexp(x: &[f64]) -> f64 {
     let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     m + x.iter().map(|v| (v - m).exp()).sum::<f64>().ln()
@@ -365,4 +384,17 @@ fn check_greedy(prompt: &Prompt, dump: &Dump, limits: &Measures) -> Option<Strin
     let (i, (want, got)) = pairs.enumerate().find(|(_, (w, g))| w != g)?;
     let gap = prompt.greedy_gaps.get(i).copied().unwrap_or(0.0);
     (gap > 4.0 * limits.rms).then(|| format!("greedy id {i} is {got}, not {want} (gap {gap:.3e})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::relative;
+
+    #[test]
+    fn errors_are_told_over_the_spread() {
+        let want = [1.0, -1.0, 3.0, -3.0];
+        assert_eq!(relative(&want, &want), 0.0);
+        assert!((relative(&[2.0, 0.0, 4.0, -2.0], &want) - 1.0 / 5f64.sqrt()).abs() < 1e-12);
+        assert!(relative(&[f32::NAN, 0.0, 0.0, 0.0], &want).is_nan());
+    }
 }

@@ -10,7 +10,7 @@ use crate::decoder::watch::Watched;
 use crate::error::Result;
 use crate::model::Model;
 use crate::plan::Defaults;
-use crate::verify::{Checkpoint, Path, Prompt};
+use crate::verify::{Checkpoint, Path, Prompt, relative};
 
 /// How far a hidden state may be from float64 in each arithmetic, over its own size. They name a layer and pass no logits:
 /// what is right stays below a half of them, and a fault of weights or kernels is far above.
@@ -145,6 +145,7 @@ pub fn first_left_on_gpu(scene: &Scene<'_>, class: &Class, make: &dyn Fn(usize) 
     while right + 1 < wrong {
         let middle = right.midpoint(wrong);
         let found = error(middle)?;
+        // Not a number is beyond it, too.
         if found <= bound {
             right = middle;
         } else {
@@ -153,15 +154,6 @@ pub fn first_left_on_gpu(scene: &Scene<'_>, class: &Class, make: &dyn Fn(usize) 
     }
     let name = if wrong > layers { "behind the last layer".to_owned() } else { format!("layer {wrong}") };
     Ok(Left { layer: wrong, name, error: off, bound, mode: class.mode })
-}
-
-/// Root of the mean square of `got - want`, over the deviation of `want`; infinite where it is not a number.
-fn relative(got: &[f32], want: &[f32]) -> f64 {
-    let mean = want.iter().map(|v| f64::from(*v)).sum::<f64>() / want.len() as f64;
-    let spread: f64 = want.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum();
-    let error: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
-    let ratio = (error / spread.max(f64::MIN_POSITIVE)).sqrt();
-    if ratio.is_nan() { f64::INFINITY } else { ratio }
 }
 
 fn bound(mode: &str) -> f64 {

@@ -2,15 +2,16 @@
 
 mod gpu;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use planish_device::cpu::bandwidth::Bandwidth;
 use planish_device::system;
-use planish_engine::decoder::Decoder;
 use planish_engine::explain::token;
 use planish_engine::probes;
+use planish_engine::verify::Feed;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -59,11 +60,10 @@ struct Speed {
     samples: Vec<f64>,
 }
 
-/// What was measured of one model, and under which conditions.
+/// What was measured of one model, wherever it runs.
 #[derive(Serialize)]
-struct Bench {
+struct Speeds {
     model: String,
-    path: String,
     prefill_tok_s: Option<f64>,
     decode_tok_s: Option<f64>,
     prefill: Option<Speed>,
@@ -71,17 +71,55 @@ struct Bench {
     prefill_tokens: u32,
     decode_tokens: u32,
     depth: u32,
-    /// From the start of the process to the logits of a prompt of one token; of the first model only.
-    first_token_ms: Option<f64>,
     bytes_per_token: u64,
     decode_gb_s: Option<f64>,
+    file_bytes: u64,
+    version: &'static str,
+}
+
+impl Speeds {
+    /// Of the model called `model` in the file at `path`, whose tokens read `bytes_per_token` bytes of weights.
+    fn new(model: &str, path: &Path, bytes_per_token: u64, args: &BenchArgs, samples: Samples) -> Result<Speeds> {
+        let [prefill, decode] = samples.map(speed);
+        let [prefill_tok_s, decode_tok_s] = [&prefill, &decode].map(|s| s.as_ref().map(|s| s.median));
+        Ok(Speeds {
+            model: model.to_owned(),
+            prefill_tok_s,
+            decode_tok_s,
+            prefill,
+            decode,
+            prefill_tokens: args.prefill,
+            decode_tokens: args.decode,
+            depth: args.depth,
+            bytes_per_token,
+            decode_gb_s: decode_tok_s.map(|tok_s| tok_s * bytes_per_token as f64 / 1e9),
+            file_bytes: std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len(),
+            version: env!("CARGO_PKG_VERSION"),
+        })
+    }
+
+    /// Both speeds in words.
+    fn rows(&self) -> [(&'static str, String); 2] {
+        let depth = if self.depth > 0 { format!(" at depth {}", self.depth) } else { String::new() };
+        let decode = speed_text(&self.decode, self.decode_tokens) + &depth;
+        [("prefill", speed_text(&self.prefill, self.prefill_tokens)), ("decode", decode)]
+    }
+}
+
+/// What was measured of one model, and under which conditions.
+#[derive(Serialize)]
+struct Bench {
+    #[serde(flatten)]
+    speeds: Speeds,
+    path: String,
+    /// From the start of the process to the logits of a prompt of one token; of the first model only.
+    first_token_ms: Option<f64>,
     read_gb_s: f64,
     read: Bandwidth,
     percent_of_bandwidth: Option<f64>,
     /// Of the process, so of the first model only.
     peak_rss_bytes: Option<u64>,
     kv_bytes: usize,
-    file_bytes: u64,
     threads: u32,
     isa: &'static str,
     activations: &'static str,
@@ -94,7 +132,6 @@ struct Bench {
     digest: String,
     /// Kernels that the store does not know.
     unknown: Option<Unknown>,
-    version: &'static str,
 }
 
 /// Measures each model and prints its report; JSON is one object for one model, else a list.
@@ -144,33 +181,32 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     decoder.feed(&ids[..1])?;
     let first_token_ms = Some(crate::since_start().as_secs_f64() * 1e3);
     let spinner = ui.spinner(&format!("measuring {model}"));
-    let (prefill, decode) = samples(&mut decoder, &ids, args)?;
+    let (depth, path) = (args.depth as usize, &session.model.file.path);
+    let samples = samples(args, &mut |part| match part {
+        Part::Prefill => fed(&mut decoder, &ids[..args.prefill as usize]),
+        Part::Depth => at_depth(&mut decoder, &ids, depth),
+        Part::Decode(tokens) => {
+            for id in &ids[depth..][..tokens] {
+                decoder.feed(&[*id])?;
+            }
+            Ok(())
+        }
+    })?;
     // The probe's buffer is larger than many a model, so the peak is read before it.
     let peak_rss_bytes = system::peak_rss_bytes();
     let load_average_after = system::load_average();
     let read = probes::cpu::read(&session.cpu, session.cpu.threads(), BANDWIDTH_BUDGET)?;
     spinner.finish_and_clear();
-    let bytes_per_token = session.model.weights.bytes_per_token;
-    let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
+    let speeds = Speeds::new(model, path, session.model.weights.bytes_per_token, args, samples)?;
     Ok(Bench {
-        model: model.to_owned(),
-        path: session.model.file.path.display().to_string(),
-        prefill_tok_s: prefill.as_ref().map(|s| s.median),
-        decode_tok_s: decode.as_ref().map(|s| s.median),
-        prefill,
-        decode,
-        prefill_tokens: args.prefill,
-        decode_tokens: args.decode,
-        depth: args.depth,
+        path: path.display().to_string(),
         first_token_ms,
-        bytes_per_token,
-        decode_gb_s,
         read_gb_s: read.median,
-        percent_of_bandwidth: decode_gb_s.map(|g| 100.0 * g / read.median),
+        percent_of_bandwidth: speeds.decode_gb_s.map(|g| 100.0 * g / read.median),
+        speeds,
         read,
         peak_rss_bytes,
         kv_bytes: decoder.kv_bytes(),
-        file_bytes: std::fs::metadata(&session.model.file.path)?.len(),
         threads: session.cpu.threads(),
         isa: session.isa.name(),
         activations: session.options.activations.name(),
@@ -182,7 +218,6 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         tiers: session::tiers(&decoder),
         digest: decoder.frozen().digest().to_owned(),
         unknown: session.unknown(&decoder),
-        version: env!("CARGO_PKG_VERSION"),
     })
 }
 
@@ -217,34 +252,51 @@ fn needed(args: &BenchArgs, context: usize, model: usize) -> Result<usize> {
     refused.hint(format!("use {} or less{larger}", fits.join(" and ")))
 }
 
+/// A part of a run.
+enum Part {
+    /// The prompt, from an empty cache.
+    Prefill,
+    /// Leaves exactly the depth in the cache, unmeasured.
+    Depth,
+    /// So many tokens from there on.
+    Decode(usize),
+}
+
+/// Tokens a second of every run of prefill and of decode; the first of each warms up.
+type Samples = [Vec<f64>; 2];
+
 /// Prefill and decode in turns after one unmeasured turn of each, so that drift of the machine meets both alike.
-fn samples(decoder: &mut Decoder<'_>, ids: &[u32], args: &BenchArgs) -> Result<(Option<Speed>, Option<Speed>)> {
+fn samples(args: &BenchArgs, run: &mut dyn FnMut(Part) -> Result<()>) -> Result<Samples> {
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    for run in 0..=args.runs {
+    for turn in 0..=args.runs {
         if args.prefill > 0 {
-            decoder.truncate(0);
             let start = Instant::now();
-            decoder.feed(&ids[..args.prefill as usize])?;
+            run(Part::Prefill)?;
             prefill.push(f64::from(args.prefill) / start.elapsed().as_secs_f64());
         }
         interrupt::check()?;
         if args.decode > 0 {
-            at_depth(decoder, ids, args.depth as usize)?;
+            run(Part::Depth)?;
             // A shorter warm-up is enough to touch every page of the weights.
-            let tokens = if run == 0 { args.decode.min(8) } else { args.decode };
+            let tokens = if turn == 0 { args.decode.min(8) } else { args.decode };
             let start = Instant::now();
-            for id in &ids[args.depth as usize..][..tokens as usize] {
-                decoder.feed(std::slice::from_ref(id))?;
-            }
+            run(Part::Decode(tokens as usize))?;
             decode.push(f64::from(tokens) / start.elapsed().as_secs_f64());
         }
         interrupt::check()?;
     }
-    Ok((speed(prefill), speed(decode)))
+    Ok([prefill, decode])
 }
 
-/// Leaves exactly `depth` tokens in the cache.
-fn at_depth(decoder: &mut Decoder<'_>, ids: &[u32], depth: usize) -> Result<()> {
+/// Feeds `ids` from an empty cache.
+fn fed(decoder: &mut dyn Feed, ids: &[u32]) -> Result<()> {
+    decoder.truncate(0);
+    decoder.feed(ids)?;
+    Ok(())
+}
+
+/// Leaves exactly the first `depth` of `ids` in the cache.
+fn at_depth(decoder: &mut dyn Feed, ids: &[u32], depth: usize) -> Result<()> {
     decoder.truncate(depth);
     let held = decoder.position();
     if held < depth {
@@ -276,22 +328,18 @@ fn speed_text(speed: &Option<Speed>, tokens: u32) -> String {
 fn text(b: &Bench) -> String {
     let first_token = b.first_token_ms.map(|ms| format!("{ms:.0} ms after the start, prompt of one token"));
     let load = |l: &Option<[f64; 3]>| l.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
-    let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
     let memory = b.peak_rss_bytes.map(|n| {
         format!(
             "{} peak; file {}, cache {}",
             report::bytes(n),
-            report::bytes(b.file_bytes),
+            report::bytes(b.speeds.file_bytes),
             report::bytes(b.kv_bytes as u64)
         )
     });
-    let mut rows = vec![
-        ("model", b.path.clone()),
-        ("prefill", speed_text(&b.prefill, b.prefill_tokens)),
-        ("decode", speed_text(&b.decode, b.decode_tokens) + &depth),
-    ];
-    if let (Some(gb_s), Some(percent)) = (b.decode_gb_s, b.percent_of_bandwidth) {
-        let bytes = report::bytes(b.bytes_per_token);
+    let mut rows = vec![("model", b.path.clone())];
+    rows.extend(b.speeds.rows());
+    if let (Some(gb_s), Some(percent)) = (b.speeds.decode_gb_s, b.percent_of_bandwidth) {
+        let bytes = report::bytes(b.speeds.bytes_per_token);
         let read = b.read_gb_s;
         rows.push(("weights", format!("{bytes} a token, {gb_s:.1} GB/s: {percent:.0}% of {read:.1} GB/s measured")));
     }

@@ -1,43 +1,34 @@
 //! The same measurement on a GPU: tokens are drawn there, each the likeliest, and read by the host behind it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use planish_device::system;
 use planish_engine::explain::token;
 use planish_engine::generate::Flow;
-use planish_engine::gpu::{By, GpuDecoder, Options, Route};
+use planish_engine::gpu::{By, Options, Route};
 use planish_engine::probes::{self, Effort};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{BenchArgs, Speed, json, needed, speed, speed_text};
+use super::{BenchArgs, Part, Speeds, at_depth, fed, json, needed, samples};
 use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::ui::Ui;
-use crate::{interrupt, report, runner};
+use crate::{report, runner};
 
 /// What was measured of one model, and under which conditions.
 #[derive(Serialize)]
 struct Bench {
-    model: String,
+    #[serde(flatten)]
+    speeds: Speeds,
     file: String,
-    prefill_tok_s: Option<f64>,
-    decode_tok_s: Option<f64>,
-    prefill: Option<Speed>,
-    decode: Option<Speed>,
-    prefill_tokens: u32,
-    decode_tokens: u32,
-    depth: u32,
     /// From the start of the process to the logits of a prompt of one token, after all that was measured before.
     first_token_ms: f64,
-    bytes_per_token: u64,
-    decode_gb_s: Option<f64>,
     read_gb_s: Option<f64>,
     percent_of_bandwidth: Option<f64>,
     arena_bytes: usize,
     kv_bytes: usize,
-    file_bytes: u64,
     context: usize,
     activations: &'static str,
     load_average: Option<[f64; 3]>,
@@ -50,7 +41,6 @@ struct Bench {
     /// Device, path, configuration and digest.
     #[serde(flatten)]
     facts: Value,
-    version: &'static str,
     #[serde(skip)]
     rows: Vec<(&'static str, String)>,
 }
@@ -83,10 +73,17 @@ fn on_path(model: &str, session: &GpuSession, options: Options, args: &BenchArgs
     decoder.feed(&ids[..1])?;
     let first_token_ms = crate::since_start().as_secs_f64() * 1e3;
     let spinner = ui.spinner(&format!("measuring {model}"));
-    let (prefill, decode) = samples(&mut decoder, &ids, args)?;
+    let (depth, path) = (args.depth as usize, &session.file.path);
+    let samples = samples(args, &mut |part| match part {
+        Part::Prefill => fed(&mut decoder, &ids[..args.prefill as usize]),
+        Part::Depth => at_depth(&mut decoder, &ids, depth),
+        Part::Decode(tokens) => {
+            decoder.draw(ids[depth], &By::Likeliest, tokens, &mut |_| Ok(Flow::Continue))?;
+            Ok(())
+        }
+    })?;
     spinner.finish_and_clear();
-    let bytes_per_token = session.weights.bytes_per_token;
-    let decode_gb_s = decode.as_ref().map(|s| s.median * bytes_per_token as f64 / 1e9);
+    let speeds = Speeds::new(model, path, session.weights.bytes_per_token, args, samples)?;
     // The host executor has no ceilings.
     let machine = session.machine();
     let ceiling = || probes::read(&machine, &Effort::on(session.backend.limits())).map(|r| r.median_gb_s);
@@ -95,25 +92,14 @@ fn on_path(model: &str, session: &GpuSession, options: Options, args: &BenchArgs
     let of = |time: Duration| (spent.steps > 0).then(|| time.as_secs_f64() * 1e6 / f64::from(spent.steps));
     let (submit_us, wait_us) = (of(spent.submitting), of(spent.waiting));
     let (rows, facts) = runner::gpu_facts(session, &decoder)?;
-    let path = &session.file.path;
     Ok(Bench {
-        model: model.to_owned(),
         file: path.display().to_string(),
-        prefill_tok_s: prefill.as_ref().map(|s| s.median),
-        decode_tok_s: decode.as_ref().map(|s| s.median),
-        prefill,
-        decode,
-        prefill_tokens: args.prefill,
-        decode_tokens: args.decode,
-        depth: args.depth,
         first_token_ms,
-        bytes_per_token,
-        decode_gb_s,
         read_gb_s,
-        percent_of_bandwidth: decode_gb_s.zip(read_gb_s).map(|(g, r)| 100.0 * g / r),
+        percent_of_bandwidth: speeds.decode_gb_s.zip(read_gb_s).map(|(g, r)| 100.0 * g / r),
+        speeds,
         arena_bytes: session.weights.arena.len(),
         kv_bytes: decoder.kv_bytes(),
-        file_bytes: std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len(),
         context: options.context,
         activations: options.activations.name(),
         load_average: system::load_average(),
@@ -121,56 +107,23 @@ fn on_path(model: &str, session: &GpuSession, options: Options, args: &BenchArgs
         submit_us,
         wait_us,
         facts,
-        version: env!("CARGO_PKG_VERSION"),
         rows,
     })
 }
 
-/// Prefill and decode in turns after one unmeasured turn of each.
-fn samples(decoder: &mut GpuDecoder<'_>, ids: &[u32], args: &BenchArgs) -> Result<(Option<Speed>, Option<Speed>)> {
-    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    let depth = args.depth as usize;
-    for run in 0..=args.runs {
-        if args.prefill > 0 {
-            decoder.truncate(0);
-            let start = Instant::now();
-            decoder.feed(&ids[..args.prefill as usize])?;
-            prefill.push(f64::from(args.prefill) / start.elapsed().as_secs_f64());
-        }
-        interrupt::check()?;
-        if args.decode > 0 {
-            decoder.truncate(depth);
-            let held = decoder.position();
-            if held < depth {
-                decoder.feed(&ids[held..depth])?;
-            }
-            let tokens = if run == 0 { args.decode.min(8) } else { args.decode };
-            let start = Instant::now();
-            decoder.draw(ids[depth], &By::Likeliest, tokens as usize, &mut |_| Ok(Flow::Continue))?;
-            decode.push(f64::from(tokens) / start.elapsed().as_secs_f64());
-        }
-        interrupt::check()?;
-    }
-    Ok((speed(prefill), speed(decode)))
-}
-
 /// The report for people.
 fn text(b: &Bench) -> String {
-    let depth = if b.depth > 0 { format!(" at depth {}", b.depth) } else { String::new() };
-    let mut rows = vec![
-        ("model", b.file.clone()),
-        ("prefill", speed_text(&b.prefill, b.prefill_tokens)),
-        ("decode", speed_text(&b.decode, b.decode_tokens) + &depth),
-    ];
-    if let Some(gb_s) = b.decode_gb_s {
-        let bytes = report::bytes(b.bytes_per_token);
+    let mut rows = vec![("model", b.file.clone())];
+    rows.extend(b.speeds.rows());
+    if let Some(gb_s) = b.speeds.decode_gb_s {
+        let bytes = report::bytes(b.speeds.bytes_per_token);
         let share = b.percent_of_bandwidth.zip(b.read_gb_s);
         let share =
             share.map_or(String::new(), |(percent, read)| format!(": {percent:.0}% of {read:.0} GB/s measured"));
         rows.push(("weights", format!("{bytes} a token, {gb_s:.1} GB/s{share}")));
     }
     rows.push(("first token", format!("{:.0} ms after the start, prompt of one token", b.first_token_ms)));
-    let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.file_bytes].map(report::bytes);
+    let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.speeds.file_bytes].map(report::bytes);
     rows.push(("memory", format!("weights {weights} of a file of {file}, cache {cache} for {} tokens", b.context)));
     if let (Some(submit), Some(wait)) = (b.submit_us, b.wait_us) {
         let ahead = b.ahead;
