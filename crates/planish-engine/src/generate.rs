@@ -67,6 +67,52 @@ pub enum Flow {
     Stop,
 }
 
+/// Tokens on their way to text and to who receives it.
+pub(crate) struct Output<'o> {
+    tokenizer: &'o Tokenizer,
+    emit: &'o mut dyn FnMut(&str) -> Flow,
+    start: Instant,
+    first_token: Option<Duration>,
+    ids: Vec<u32>,
+    stream: Utf8Stream,
+}
+
+impl<'o> Output<'o> {
+    /// Nothing yet; times count from here. `emit` gets text that never splits a character.
+    pub fn new(tokenizer: &'o Tokenizer, emit: &'o mut dyn FnMut(&str) -> Flow) -> Self {
+        let (start, stream) = (Instant::now(), Utf8Stream::default());
+        Output { tokenizer, emit, start, first_token: None, ids: Vec::new(), stream }
+    }
+
+    /// Tokens taken.
+    pub fn count(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Takes a drawn token, and says why it is the last one, if it is; an end token is not kept.
+    pub fn take(&mut self, id: u32) -> Result<Option<Ended>> {
+        self.first_token.get_or_insert_with(|| self.start.elapsed());
+        if self.tokenizer.is_end(id) {
+            return Ok(Some(Ended::EndToken));
+        }
+        self.ids.push(id);
+        let text = self.stream.push(&self.tokenizer.decode_bytes(id)?);
+        let stopped = !text.is_empty() && (self.emit)(&text) == Flow::Stop;
+        Ok(stopped.then_some(Ended::Stopped))
+    }
+
+    /// Hands out what is left of the text; what the generation did.
+    pub fn generated(mut self, ended: Ended, prompt_tokens: usize) -> Generated {
+        let tail = self.stream.finish();
+        if !tail.is_empty() {
+            (self.emit)(&tail);
+        }
+        let total = self.start.elapsed();
+        let first_token = self.first_token.unwrap_or(total);
+        Generated { ids: self.ids, ended, prompt_tokens, first_token, rest: total - first_token }
+    }
+}
+
 /// Feeds `prompt` after what the decoder holds and generates; `emit` gets text that never splits a character, and none
 /// after each chunk of a long prompt, where it may stop too.
 ///
@@ -78,39 +124,24 @@ pub fn generate(
     settings: &Settings,
     emit: &mut dyn FnMut(&str) -> Flow,
 ) -> Result<Generated> {
-    let start = Instant::now();
+    let mut output = Output::new(tokenizer, emit);
     let mut session = Session::new(decoder.isa(), decoder.hyper().vocab, prompt, settings);
-    let mut stream = Utf8Stream::default();
-    let mut first_token = None;
-    let mut logits = feed(decoder, prompt, emit)?;
+    let mut logits = feed(decoder, prompt, output.emit)?;
     let ended = loop {
         let Some(logits) = &mut logits else { break Ended::Stopped };
-        if session.ids.len() == settings.max_tokens {
+        if output.count() == settings.max_tokens {
             break Ended::MaxTokens;
         }
         let id = session.draw(logits)?;
-        first_token.get_or_insert_with(|| start.elapsed());
-        if tokenizer.is_end(id) {
-            break Ended::EndToken;
-        }
-        session.take(id);
-        let text = stream.push(&tokenizer.decode_bytes(id)?);
-        if !text.is_empty() && emit(&text) == Flow::Stop {
-            break Ended::Stopped;
+        if let Some(ended) = output.take(id)? {
+            break ended;
         }
         if decoder.position() == decoder.options().context {
             break Ended::Context;
         }
         logits.copy_from_slice(decoder.feed(&[id])?);
     };
-    let tail = stream.finish();
-    if !tail.is_empty() {
-        emit(&tail);
-    }
-    let total = start.elapsed();
-    let first_token = first_token.unwrap_or(total);
-    let rest = total - first_token;
-    Ok(Generated { ids: session.ids, ended, prompt_tokens: prompt.len(), first_token, rest })
+    Ok(output.generated(ended, prompt.len()))
 }
 
 /// Feeds `prompt` chunk by chunk, between which `emit` may stop it; the logits after all of it, if it came to that.
@@ -138,8 +169,8 @@ struct Session<'s> {
     isa: Isa,
     settings: &'s Settings,
     workspace: Workspace,
+    /// The prompt, and what was drawn.
     seen: Vec<u32>,
-    ids: Vec<u32>,
     /// Tokens that penalties count, sorted; and how often each occurs.
     window: Vec<u32>,
     history: Vec<TokenCount>,
@@ -148,7 +179,7 @@ struct Session<'s> {
 impl<'s> Session<'s> {
     fn new(isa: Isa, vocab: usize, prompt: &[u32], settings: &'s Settings) -> Self {
         let (workspace, seen) = (Workspace::new(vocab), prompt.to_vec());
-        Session { isa, settings, workspace, seen, ids: Vec::new(), window: Vec::new(), history: Vec::new() }
+        Session { isa, settings, workspace, seen, window: Vec::new(), history: Vec::new() }
     }
 
     fn draw(&mut self, logits: &mut [f32]) -> Result<u32> {
@@ -160,12 +191,9 @@ impl<'s> Session<'s> {
         let runs = self.window.chunk_by(|a, b| a == b);
         self.history.extend(runs.map(|run| TokenCount { token: run[0], count: run.len() as u32 }));
         let draw = Draw { seed: self.settings.seed, sequence: 0, step: self.seen.len() as u64 };
-        sample(self.isa, (logits, &self.history), &self.settings.sampling, draw, &mut self.workspace)
-            .map_err(|e| Error::request(e.to_string()))
-    }
-
-    fn take(&mut self, id: u32) {
+        let drawn = sample(self.isa, (logits, &self.history), &self.settings.sampling, draw, &mut self.workspace);
+        let id = drawn.map_err(|e| Error::request(e.to_string()))?;
         self.seen.push(id);
-        self.ids.push(id);
+        Ok(id)
     }
 }

@@ -1,14 +1,12 @@
 //! From a prompt to a stream of text on a GPU: the device draws and goes on, the host reads the tokens behind it.
 
-use std::time::Instant;
-
 use planish_kernels::cpu::sample::Draw;
 use planish_kernels::gpu::sample;
 
 use super::decoder::{By, GpuDecoder};
 use crate::error::{Error, Result};
-use crate::generate::{Ended, Flow, Generated, Settings};
-use crate::text::{Tokenizer, Utf8Stream};
+use crate::generate::{Ended, Flow, Generated, Output, Settings};
+use crate::text::Tokenizer;
 
 /// How the device draws under `settings` after a prompt of `prompt_tokens`; the draws are those of the CPU.
 ///
@@ -37,35 +35,17 @@ pub fn generate(
     settings: &Settings,
     emit: &mut dyn FnMut(&str) -> Flow,
 ) -> Result<Generated> {
-    let start = Instant::now();
+    let mut output = Output::new(tokenizer, emit);
     let by = by(settings, prompt.len())?;
     decoder.admit(prompt)?;
     let (last, before) = prompt.split_last().expect("an admitted prompt has a token");
     decoder.prefill(before)?;
-    let room = decoder.options().context - decoder.position();
-    let (mut ids, mut stream, mut first_token, mut ended) = (Vec::new(), Utf8Stream::default(), None, None);
+    let (room, mut ended) = (decoder.options().context - decoder.position(), None);
     let mut take = |id: u32| -> Result<Flow> {
-        first_token.get_or_insert_with(|| start.elapsed());
-        if tokenizer.is_end(id) {
-            ended = Some(Ended::EndToken);
-            return Ok(Flow::Stop);
-        }
-        ids.push(id);
-        let text = stream.push(&tokenizer.decode_bytes(id)?);
-        if !text.is_empty() && emit(&text) == Flow::Stop {
-            ended = Some(Ended::Stopped);
-            return Ok(Flow::Stop);
-        }
-        Ok(Flow::Continue)
+        ended = output.take(id)?;
+        Ok(if ended.is_some() { Flow::Stop } else { Flow::Continue })
     };
     decoder.draw(*last, &by, settings.max_tokens, &mut take)?;
-    let tail = stream.finish();
-    if !tail.is_empty() {
-        emit(&tail);
-    }
-    let total = start.elapsed();
-    let first_token = first_token.unwrap_or(total);
-    let full = if ids.len() == room { Ended::Context } else { Ended::MaxTokens };
-    let (ended, rest) = (ended.unwrap_or(full), total - first_token);
-    Ok(Generated { ids, ended, prompt_tokens: prompt.len(), first_token, rest })
+    let full = if output.count() == room { Ended::Context } else { Ended::MaxTokens };
+    Ok(output.generated(ended.unwrap_or(full), prompt.len()))
 }
