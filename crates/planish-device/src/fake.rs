@@ -41,6 +41,17 @@ pub struct Noise {
     pub drift_per_s: f64,
 }
 
+/// Where a machine can look at its clock besides the begin and the end of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// At the begin and the end of every launch, at no cost.
+    Launches,
+    /// Between encoders alone: each launch of a stamped sequence has one of its own, whose begin takes these nanoseconds.
+    Encoders(f64),
+    /// Nowhere.
+    Sequences,
+}
+
 /// A fault and when it strikes; counts are of the named program's launches, from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -67,6 +78,10 @@ pub struct Script {
     pub costs: BTreeMap<String, Cost>,
     /// Cost of programs without their own.
     pub default_cost: Cost,
+    /// Nanoseconds from handing a sequence over to its begin, which the host sees and the machine's own times do not.
+    pub hand_over_ns: f64,
+    /// Where it keeps times.
+    pub sampling: Sampling,
     /// Scatter of the timings.
     pub noise: Noise,
     /// Seed of the scatter; the same seed and the same calls give the same timings.
@@ -100,11 +115,35 @@ impl Default for Script {
             },
             costs: BTreeMap::new(),
             default_cost: Cost { launch_ns: 1000.0, task_ns: 100.0 },
+            hand_over_ns: 0.0,
+            sampling: Sampling::Launches,
             noise: Noise::default(),
             seed: 1,
             faults: Vec::new(),
             texts: BTreeMap::new(),
         }
+    }
+}
+
+impl Script {
+    /// A machine of the shape of Apple's GPUs under Metal, as documents describe it; no such machine has run planish.
+    ///
+    /// It is given kernel text, in which no kernel reads a clock and no grid waits for itself; a sequence is a command
+    /// buffer, which is handed over at a cost and whose begin and end the machine tells; and times within one are those
+    /// that `sampling` allows.
+    pub fn metal(sampling: Sampling) -> Script {
+        let mut script = Script { hand_over_ns: 5000.0, sampling, ..Script::default() };
+        script.limits = Limits {
+            backend: "metal".into(),
+            max_threads: 1024,
+            processors: 10,
+            shared_bytes: 32 << 10,
+            dynamic_shared_bytes: 32 << 10,
+            read_gb_s: Some(100.0),
+            ..script.limits
+        };
+        script.identity.label = "fake of Metal's shape".into();
+        script
     }
 }
 
@@ -141,6 +180,8 @@ pub enum Event {
 struct State {
     script: Script,
     now_ns: f64,
+    /// How much of that went by while sequences were handed over.
+    handing_ns: f64,
     random: u64,
     /// Bytes that live, and the most that ever did.
     allocated: Arc<AtomicUsize>,
@@ -211,6 +252,7 @@ impl Fake {
         let state = State {
             script,
             now_ns: 0.0,
+            handing_ns: 0.0,
             random,
             allocated: Arc::default(),
             peak: 0,
@@ -357,7 +399,13 @@ impl State {
     }
 
     fn run(&mut self, recorded: &Recorded) -> Result<(), Error> {
+        self.handing_ns += self.script.hand_over_ns;
+        self.now_ns += self.script.hand_over_ns;
         let began_ns = self.now_ns;
+        let encoder_ns = match self.script.sampling {
+            Sampling::Encoders(ns) if recorded.stamps.is_some() => ns,
+            _ => 0.0,
+        };
         let mut stamps = Stamps { threads: 1, ..Stamps::default() };
         for (at, (launch, run, args)) in recorded.launches.iter().enumerate() {
             let name = &launch.program.name;
@@ -386,6 +434,7 @@ impl State {
                 Error::new(ErrorKind::BadLaunch, format!("{name} panicked: {}", panic_text(panic.as_ref())))
             })?;
             let (cost_ns, overhead) = self.cost_ns(launch);
+            self.now_ns += encoder_ns;
             let start_ns = self.now_ns - began_ns + cost_ns * overhead;
             self.now_ns += cost_ns;
             let end_ns = self.now_ns - began_ns;
@@ -470,6 +519,9 @@ impl Backend for Fake {
     }
 
     fn record_stamped(&self, launches: &[Launch]) -> Result<Option<Sequence>, Error> {
+        if self.state().script.sampling == Sampling::Sequences {
+            return Ok(None);
+        }
         self.recorded(launches, Some(Mutex::default())).map(Some)
     }
 
@@ -521,10 +573,11 @@ impl Backend for Fake {
             let message = format!("timing {} sequences {reps} times", sequences.len());
             return Err(Error::new(ErrorKind::BadLaunch, message));
         }
-        let start_ns = self.drain("time")?.now_ns;
+        let own_ns = |state: &State| state.now_ns - state.handing_ns;
+        let start_ns = own_ns(&*self.drain("time")?);
         for sequence in sequences.iter().cycle().take(reps as usize) {
             self.wait(self.submit(sequence)?, Duration::from_secs(u64::from(u32::MAX)))?;
         }
-        Ok(Timing { ns: (self.now_ns() - start_ns) / f64::from(reps), reps })
+        Ok(Timing { ns: (own_ns(&*self.state()) - start_ns) / f64::from(reps), reps })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use planish_device::fake::{Cost, Event, Fake, Fault, Noise, Script};
+use planish_device::fake::{Cost, Event, Fake, Fault, Noise, Sampling, Script};
 use planish_device::{
     Backend, Buffer, Call, ErrorKind, Init, Launch, Params, Plain, Sequence, Source, Stamp, Stamps, Token, View,
 };
@@ -24,13 +24,18 @@ unsafe fn increment(call: &Call) {
 }
 
 fn sequence(fake: &Fake, name: &'static str, bytes: u32, threads: u32) -> (Buffer, Sequence) {
+    let (buffer, launch) = launch(fake, name, bytes, threads);
+    (buffer, fake.record(&[launch]).expect("a good sequence"))
+}
+
+fn launch(fake: &Fake, name: &'static str, bytes: u32, threads: u32) -> (Buffer, Launch) {
     let program = fake.load(&Source::Native { name, run: increment }).expect("loads");
     let buffer = fake.alloc(bytes as usize, Init::Zero).expect("memory");
     let args = vec![buffer.all()];
     let params = Params::new(Nothing);
     let launch =
         Launch { program, args, params, tasks: bytes, threads, scratch_bytes: 0, overlap: false, views: Vec::new() };
-    (buffer, fake.record(&[launch]).expect("a good sequence"))
+    (buffer, launch)
 }
 
 fn script() -> Script {
@@ -224,4 +229,25 @@ fn late_work_and_captures_are_refused() {
     fake.submit(&a).expect("submitted");
     let other = Fake::new(script());
     assert_eq!(other.submit(&a).expect_err("foreign").kind(), ErrorKind::BadLaunch);
+}
+
+#[test]
+fn a_machine_of_metals_shape_tells_times_of_buffers_and_at_most_of_encoders() {
+    let costs = script().costs;
+    for (sampling, took) in [(Sampling::Encoders(70.0), Some(70.0)), (Sampling::Sequences, None)] {
+        let fake = Fake::new(Script { costs: costs.clone(), ..Script::metal(sampling) });
+        let (_, a) = sequence(&fake, "a", 10, 4);
+        assert_eq!(fake.time(std::slice::from_ref(&a), 3).expect("timed").ns, 530.0, "its own time");
+        assert_eq!(fake.now_ns(), 3.0 * (5000.0 + 530.0), "the host's has the handing over of three");
+        let (_, launch) = launch(&fake, "a", 10, 4);
+        let stamped = fake.record_stamped(&[launch]).expect("recorded");
+        assert_eq!(stamped.is_some(), took.is_some());
+        if let (Some(stamped), Some(took)) = (stamped, took) {
+            let token = fake.submit(&stamped).expect("submitted");
+            fake.wait(token, MINUTE).expect("finished");
+            let stamps = fake.stamps(&stamped).expect("kept").expect("stamped");
+            let stamp = Stamp { launch: 0, thread: 0, start_ns: took + 500.0, end_ns: took + 530.0, busy_ns: 30.0 };
+            assert_eq!(stamps, Stamps { total_ns: took + 530.0, threads: 1, stamps: vec![stamp] });
+        }
+    }
 }
