@@ -140,19 +140,25 @@ pub fn first_left_on_gpu(scene: &Scene<'_>, class: &Class, make: &dyn Fn(usize) 
     }
     let bound = FAR.iter().find(|(m, _)| *m == class.mode).map_or(f64::INFINITY, |(_, b)| *b);
     let layers = scene.model.file.hyper.layers;
-    let error = |n: usize| -> Result<f64> { Ok(relative(&make(n)?, &scene.cut(n, exact)?)) };
     let (mut right, mut wrong, mut off) = (0, layers + 1, f64::NAN);
     while right + 1 < wrong {
         let middle = right.midpoint(wrong);
-        let found = error(middle)?;
+        let found = relative(&make(middle)?, &scene.cut(middle, exact)?);
         // Not a number is beyond it, too.
         if found <= bound {
             right = middle;
+            // The whole stays in its bound only where every cut did.
+            off = if right == layers { found } else { off };
         } else {
             (wrong, off) = (middle, found);
         }
     }
-    let name = if wrong > layers { "behind the last layer".to_owned() } else { format!("layer {wrong}") };
+    let name = match wrong {
+        // No model has no layer at all.
+        1 => "layer 1, or the embedding, the output norm or the head, which every cut has".to_owned(),
+        _ if wrong > layers => "no layer alone: the whole stays within the bound of layers".to_owned(),
+        _ => format!("layer {wrong}"),
+    };
     Ok(Left { layer: wrong, name, error: off, bound, mode: class.mode })
 }
 

@@ -9,18 +9,21 @@ use planish_tune::Config;
 use serde::Serialize;
 
 use super::Case;
-use super::cover::{Way, cover, ways};
+use super::cover::{News, Seen, Way, cover, ways};
 use super::layers::{Left, Scene, first_left_on_gpu};
 use crate::arch::Hyper;
-use crate::decoder::{Decoder, KvType, Options};
+use crate::decoder::{Decoder, KvType, Options, Planned};
 use crate::error::{Error, Result};
+use crate::generate::Flow;
 use crate::gpu::{self, GpuDecoder, Route};
 use crate::model::Model;
-use crate::plan::Chosen;
-use crate::verify::{self, ExpectedFile, Path, Prompt, Verdict};
+use crate::plan::{Chosen, Entry};
+use crate::verify::{self, Dump, ExpectedFile, Feed, Path, Prompt, Verdict};
 
 /// Caches of GPUs are multiples of this, so that models of one shape share compiled kernels.
 const CONTEXT_STEP: usize = 256;
+/// Tokens of a prompt that go through the model together in the time of one that goes alone, about.
+const ALONE: usize = 4;
 
 /// An arithmetic: how activations meet weights, and what the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,8 @@ pub struct Effort<'a> {
     pub deadline: Option<Instant>,
     /// Set to stop after at most one prompt more.
     pub cancel: &'a AtomicBool,
+    /// Told how much of the case is done, from 0 to 1, by the tokens to be fed.
+    pub told: &'a dyn Fn(f64),
 }
 
 impl Effort<'_> {
@@ -99,8 +104,12 @@ pub struct Failure {
 pub struct Ran {
     /// Prompts judged, over all arithmetics, paths and configurations.
     pub judged: usize,
-    /// Configurations, the default among them.
+    /// Configurations that were run, over all arithmetics, the defaults among them.
     pub ways: usize,
+    /// Programs, by op, shape and configuration, that were run for the first time.
+    pub programs: usize,
+    /// Prompts, other than those of the defaults, whose logits have the bits of the default's.
+    pub same: usize,
     /// Largest error over its limit.
     pub worst: f64,
     /// What failed.
@@ -127,45 +136,142 @@ pub fn prompts(file: &ExpectedFile, effort: &Effort<'_>) -> (Vec<Prompt>, usize)
     (prompts, context)
 }
 
-/// How a prompt is fed within the effort.
-pub fn feeds(prompt: &Prompt, effort: &Effort<'_>) -> Vec<Path> {
-    if prompt.ids.len() <= effort.stepped { vec![Path::Prefill, Path::Steps] } else { vec![Path::Prefill] }
+/// A configuration of a case in one arithmetic, and what is fed to it.
+struct Turn<'c> {
+    class: &'c Class,
+    number: usize,
+    news: News,
+    /// Prompts by number, and how each is fed.
+    fed: Vec<(usize, Path)>,
 }
 
-/// Runs `case`, whose model is open, on the CPU.
-pub fn on_cpu(case: &Case, machine: Machine<'_>, model: &Model, effort: &Effort<'_>) -> Result<Ran> {
-    let file = expected(case)?;
-    let (prompts, context) = prompts(&file, effort);
-    let mut ran = Ran::default();
-    let chunk = chunk(&prompts).min(context);
-    let all_logits = prompts.iter().any(|p| p.probe_logits_all.is_some());
-    for class in effort.classes.iter().filter(|c| c.known(&prompts)) {
-        let options = class.options(context, chunk, all_logits);
-        let decoder = |way: Way<'_>| Decoder::new(machine, &model.file.hyper, &model.weights, options, &way);
-        let default = decoder(Way { number: 0, only: None })?;
-        let plans = [&default.decode_plan[..], &default.prefill_plan[..]];
-        let count = if effort.every_way { ways(plans, |e| (e.op.space)(&e.shape, &machine)) } else { 1 };
-        ran.ways = ran.ways.max(count);
-        for number in 0..count {
-            let way = Way { number, only: None };
-            let mut decoder = decoder(way)?;
-            for (prompt, feed) in prompts.iter().flat_map(|p| feeds(p, effort).into_iter().map(move |f| (p, f))) {
-                if effort.over(&ran) {
-                    ran.partial = true;
-                    return Ok(ran);
-                }
-                let dump = verify::run(&mut decoder, prompt, feed)?;
-                let verdict = verify::judge(prompt, &dump, class.mode, feed)?;
-                ran.take(&verdict);
-                if !verdict.reasons.is_empty() {
-                    let scene = Scene { machine, model, prompt, feed, chunk };
-                    let trace = Trace { case, class, way, options, verdict };
-                    ran.failures.push(trace.failure(&scene)?);
-                }
+impl<'c> Turn<'c> {
+    /// Feeds what shows a fault in what is new: prompts as prefill to a prefill step, token by token to a step of decode.
+    ///
+    /// The cache behind a prompt that is too long for that is what the steps read that continue it.
+    fn new(class: &'c Class, (number, news): (usize, News), prompts: &[Prompt], effort: &Effort<'_>) -> Turn<'c> {
+        let fed = prompts.iter().enumerate().flat_map(|(i, p)| {
+            let (short, continued) = (p.ids.len() <= effort.stepped, !p.greedy_ids.is_empty());
+            let prefill = news.prefill || (news.keys && !short && continued);
+            let ways = [(Path::Prefill, prefill), (Path::Steps, news.decode && short)];
+            ways.into_iter().filter(|(_, fed)| *fed).map(move |(path, _)| (i, path))
+        });
+        Turn { class, number, news, fed: fed.collect() }
+    }
+
+    /// Whether a prompt that gave `same` bits as in the default is continued.
+    ///
+    /// The default continues each. Steps that gave its bits would go on to give them, but for those that read a cache of
+    /// another length; and a prompt that is fed in both ways is continued behind the first.
+    fn continues(&self, i: usize, path: Path, same: bool) -> bool {
+        let first = path == Path::Prefill || !self.fed.contains(&(i, Path::Prefill));
+        self.number == 0 || (first && (!same || self.news.keys))
+    }
+
+    /// Tokens to be fed, weighed by their time.
+    fn weight(&self, prompts: &[Prompt]) -> usize {
+        let one = |(i, path): &(usize, Path)| {
+            let (fed, continued) = (prompts[*i].ids.len(), prompts[*i].greedy_ids.len());
+            let fed = if *path == Path::Prefill { fed } else { ALONE * fed };
+            fed + if self.continues(*i, *path, true) { ALONE * continued } else { 0 }
+        };
+        self.fed.iter().map(one).sum()
+    }
+}
+
+/// What a failed prompt is traced with.
+type Failed<'f> = dyn Fn(&Prompt, Path, Verdict) -> Result<Failure> + 'f;
+
+/// The turns of a case as they are taken.
+struct Walk<'w> {
+    prompts: &'w [Prompt],
+    effort: &'w Effort<'w>,
+    ran: Ran,
+    /// What the default of the arithmetic gave.
+    default: Vec<(usize, Path, Dump)>,
+    /// Weight of what is done, and of all turns.
+    done: usize,
+    all: usize,
+}
+
+impl<'w> Walk<'w> {
+    fn new(prompts: &'w [Prompt], effort: &'w Effort<'w>, turns: &[Turn<'_>]) -> Self {
+        let all = turns.iter().map(|t| t.weight(prompts)).sum();
+        Walk { prompts, effort, ran: Ran::default(), default: Vec::new(), done: 0, all }
+    }
+
+    /// Feeds and judges what `turn` says; stops where the effort is over.
+    fn take(&mut self, turn: &Turn<'_>, decoder: &mut dyn Feed, failed: &Failed<'_>) -> Result<Flow> {
+        self.ran.ways += 1;
+        if turn.number == 0 {
+            self.default.clear();
+        }
+        for (i, path) in &turn.fed {
+            if self.effort.over(&self.ran) {
+                self.ran.partial = true;
+                return Ok(Flow::Stop);
+            }
+            let prompt = &self.prompts[*i];
+            let mut dump = verify::feed(decoder, prompt, *path)?;
+            let beside = self.default.iter().find(|(n, p, _)| (n, p) == (i, path));
+            let same = beside.is_some_and(|(.., default)| default.apart(&dump).0 == 0);
+            if turn.continues(*i, *path, same) {
+                verify::go_on(decoder, prompt, &mut dump)?;
+            }
+            let verdict = verify::judge(prompt, &dump, turn.class.mode, *path)?;
+            self.ran.take(&verdict, same);
+            if !verdict.reasons.is_empty() {
+                self.ran.failures.push(failed(prompt, *path, verdict)?);
+            }
+            if turn.number == 0 {
+                self.default.push((*i, *path, dump));
             }
         }
+        self.done += turn.weight(self.prompts);
+        (self.effort.told)(self.done as f64 / self.all.max(1) as f64);
+        Ok(Flow::Continue)
     }
-    Ok(ran)
+}
+
+/// Runs `case`, whose model is open, on the CPU; a program that is among `seen` is not run again.
+pub fn on_cpu(
+    case: &Case,
+    machine: Machine<'_>,
+    model: &Model,
+    effort: &Effort<'_>,
+    seen: &mut Seen,
+) -> Result<Ran> {
+    let file = expected(case)?;
+    let (prompts, context) = prompts(&file, effort);
+    let chunk = chunk(&prompts).min(context);
+    let all_logits = prompts.iter().any(|p| p.probe_logits_all.is_some());
+    let (hyper, weights, before) = (&model.file.hyper, &model.weights, seen.count());
+    let options = |class: &Class| class.options(context, chunk, all_logits);
+    let mut turns = Vec::new();
+    for class in effort.classes.iter().filter(|c| c.known(&prompts)) {
+        let plan = Planned::new(machine, hyper, weights, options(class), &Way { number: 0, only: None })?;
+        let plans = [&plan.decode_plan[..], &plan.prefill_plan[..]];
+        let found = if effort.every_way {
+            ways(plans, &|e: &Entry| (e.op.space)(&e.shape, &machine), seen)
+        } else {
+            vec![(0, News::ALL)]
+        };
+        turns.extend(found.into_iter().map(|way| Turn::new(class, way, &prompts, effort)));
+    }
+    let mut walk = Walk::new(&prompts, effort, &turns);
+    walk.ran.programs = seen.count() - before;
+    for turn in &turns {
+        let (class, way, options) = (turn.class, Way { number: turn.number, only: None }, options(turn.class));
+        let failed = |prompt: &Prompt, feed: Path, verdict: Verdict| {
+            let scene = Scene { machine, model, prompt, feed, chunk };
+            Trace { case, class, way, options, verdict }.failure(&scene)
+        };
+        let mut decoder = Decoder::new(machine, hyper, weights, options, &way)?;
+        if walk.take(turn, &mut decoder, &failed)? == Flow::Stop {
+            break;
+        }
+    }
+    Ok(walk.ran)
 }
 
 /// A model on a GPU, and on the processor beside it, which shows whether a fault is one of weights.
@@ -217,37 +323,34 @@ impl OnGpu<'_> {
         let (prompts, context) = prompts(&file, effort);
         let hyper = &self.model.file.hyper;
         let context = context.next_multiple_of(CONTEXT_STEP).min(hyper.context);
-        let mut ran = Ran::default();
+        let (mut turns, mut ways) = (Vec::new(), Vec::new());
         // The cache of a GPU is f16.
         for class in effort.classes.iter().filter(|c| c.kv == KvType::F16 && c.known(&prompts)) {
-            let ways = self.ways(&self.options(class, context, None), effort.every_way);
-            ran.ways = ran.ways.max(ways.len());
-            for (number, (route, config)) in ways.iter().enumerate() {
-                let options = self.options(class, context, *route);
-                let mut decoder = self.decoder((hyper, self.weights), options, config)?;
-                let fed = prompts.iter().flat_map(|p| feeds(p, effort).into_iter().map(move |f| (p, f)));
+            for (number, way) in self.ways(&self.options(class, context, None), effort.every_way).into_iter().enumerate()
+            {
                 // A prompt goes through kernels of its own, which are the same in every way.
-                for (prompt, feed) in fed.filter(|(_, feed)| number == 0 || *feed == Path::Steps) {
-                    if effort.over(&ran) {
-                        ran.partial = true;
-                        return Ok(ran);
-                    }
-                    let dump = verify::run(&mut decoder, prompt, feed)?;
-                    let verdict = verify::judge(prompt, &dump, class.mode, feed)?;
-                    ran.take(&verdict);
-                    if verdict.reasons.is_empty() {
-                        continue;
-                    }
-                    let chunk = prompt.ids.len();
-                    let scene = Scene { machine: self.cpu, model: self.model, prompt, feed, chunk };
-                    let cut = |layers| self.cut(layers, (prompt, feed), options, config);
-                    let left = Some(first_left_on_gpu(&scene, class, &cut)?);
-                    let (case, mode, ops) = (case.name.to_owned(), class.mode, vec![format!("{}: {config}", gpu::OP)]);
-                    ran.failures.push(Failure { case, mode, way: number, verdict, ops, left });
-                }
+                let news = News { prefill: number == 0, ..News::ALL };
+                turns.push(Turn::new(class, (number, news), &prompts, effort));
+                ways.push(way);
             }
         }
-        Ok(ran)
+        let mut walk = Walk::new(&prompts, effort, &turns);
+        for (turn, (route, config)) in turns.iter().zip(&ways) {
+            let (class, options) = (turn.class, self.options(turn.class, context, *route));
+            let failed = |prompt: &Prompt, feed: Path, verdict: Verdict| {
+                let scene = Scene { machine: self.cpu, model: self.model, prompt, feed, chunk: prompt.ids.len() };
+                let cut = |layers| self.cut(layers, (prompt, feed), options, config);
+                let left = Some(first_left_on_gpu(&scene, class, &cut)?);
+                let (case, mode, ops) = (case.name.to_owned(), class.mode, vec![format!("{}: {config}", gpu::OP)]);
+                Ok(Failure { case, mode, way: turn.number, verdict, ops, left })
+            };
+            let mut decoder = self.decoder((hyper, self.weights), options, config)?;
+            walk.ran.programs += 1;
+            if walk.take(turn, &mut decoder, &failed)? == Flow::Stop {
+                break;
+            }
+        }
+        Ok(walk.ran)
     }
 
     /// Logits after a prompt of the model cut after `layers` layers.
@@ -275,9 +378,10 @@ impl OnGpu<'_> {
 }
 
 impl Ran {
-    /// Counts a verdict.
-    pub fn take(&mut self, verdict: &Verdict) {
+    /// Counts a verdict, and whether its logits have the default's bits.
+    fn take(&mut self, verdict: &Verdict, same: bool) {
         self.judged += 1;
+        self.same += usize::from(same);
         self.worst = self.worst.max(verdict.measures.rms / verdict.limits.rms);
     }
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use indicatif::ProgressBar;
+use planish_engine::corpus::cover::Seen;
 use planish_engine::corpus::run::{self, Class, Effort, OnGpu, Ran};
 use planish_engine::corpus::{CASES, Case, SOURCE_TYPE, Source, derive};
 use planish_engine::gguf::Gguf;
@@ -63,34 +65,26 @@ pub fn run(args: &CorpusArgs, model: Option<&str>, session: &SessionArgs, ui: Ui
         let names = CASES.iter().map(|c| c.name).collect::<Vec<_>>().join(", ");
         return Err(anyhow!("no case has {} in its name", args.only.join(" or "))).hint(format!("cases are {names}"));
     }
-    let needs_file = cases.iter().any(|c| matches!(c.source, Source::Derived(_)));
+    let needs_file = cases.iter().any(|c| large(c));
     let source = if needs_file { source(model, ui)? } else { None };
     let folder = TempDir::new().context("cannot make a folder for models")?;
-    let bench = Bench::open(session)?;
+    let mut bench = Bench::open(session)?;
     let deadline = args.within.map(|s| Instant::now() + Duration::from_secs_f64(s));
+    let runs = |c: &&&Case| args.left_out(c, source.as_deref()).is_none();
+    let mut clock = Clock { start: Instant::now(), done: 0.0, all: cases.iter().filter(runs).map(|c| share(c)).sum() };
     let mut rows = Vec::new();
     for case in cases {
         interrupt::check()?;
-        let large = matches!(case.source, Source::Derived(_));
-        let skip = match (args.quick && large && !matches!(case.source, Source::Derived(SOURCE_TYPE)), &source) {
-            (true, _) => Some("left out by --quick"),
-            (_, None) if large => Some("the model file is not here"),
-            _ => deadline.is_some_and(|end| Instant::now() >= end).then_some("out of time"),
-        };
-        let ran = match skip {
+        let late = deadline.is_some_and(|end| Instant::now() >= end).then_some("out of time");
+        let ran = match args.left_out(case, source.as_deref()).or(late) {
             Some(why) => Err(why.to_owned()),
             None => {
-                let effort = Effort {
-                    classes: if args.quick && large { &Class::ALL[2..] } else { &Class::ALL },
-                    every_way: !(args.quick && large),
-                    stepped: STEPPED,
-                    longest: if args.quick && large { QUICK_LONGEST } else { usize::MAX },
-                    deadline,
-                    cancel: interrupt::flag(),
-                };
-                let spinner = ui.spinner(&format!("{} ({})", case.name, case.oracle));
-                let ran = bench.case(case, source.as_deref(), folder.path(), &effort);
-                spinner.finish_and_clear();
+                let what = format!("{} ({}){}", case.name, case.oracle, clock.left(0.0));
+                let bar = ui.spinner(&what);
+                let told = |part: f64| clock.tell(&bar, case, part);
+                let ran = bench.case(case, source.as_deref(), folder.path(), &args.effort(case, deadline, &told));
+                bar.finish_and_clear();
+                clock.done += share(case);
                 Ok(ran.with_context(|| case.name)?)
             }
         };
@@ -102,6 +96,64 @@ pub fn run(args: &CorpusArgs, model: Option<&str>, session: &SessionArgs, ui: Ui
     }
     interrupt::check()?;
     conclude(&bench, args, &rows, ui)
+}
+
+/// Whether the model of a case needs a file.
+fn large(case: &Case) -> bool {
+    matches!(case.source, Source::Derived(_))
+}
+
+/// The time of a case, in that of one that needs a file.
+fn share(case: &Case) -> f64 {
+    if large(case) { 1.0 } else { 0.005 }
+}
+
+/// When all cases are expected to be done.
+struct Clock {
+    start: Instant,
+    /// Shares of the cases that are done, and of all.
+    done: f64,
+    all: f64,
+}
+
+impl Clock {
+    /// The rest of the time where `part` of a case is done, as it stands behind what is being done.
+    fn left(&self, part: f64) -> String {
+        let done = self.done + part;
+        if done == 0.0 {
+            return String::new();
+        }
+        let left = self.start.elapsed().as_secs_f64() * (self.all / done - 1.0).max(0.0);
+        format!(", about {left:.0} s left for all")
+    }
+
+    fn tell(&self, bar: &ProgressBar, case: &Case, part: f64) {
+        bar.set_message(format!("{}: {:.0}%{}", case.name, 100.0 * part, self.left(part * share(case))));
+    }
+}
+
+impl CorpusArgs {
+    /// Why a case is not run, if it is not.
+    fn left_out(&self, case: &Case, source: Option<&Path>) -> Option<&'static str> {
+        if self.quick && large(case) && !matches!(case.source, Source::Derived(SOURCE_TYPE)) {
+            return Some("left out by --quick");
+        }
+        (large(case) && source.is_none()).then_some("the model file is not here")
+    }
+
+    /// How much of a case is run.
+    fn effort<'e>(&self, case: &Case, deadline: Option<Instant>, told: &'e dyn Fn(f64)) -> Effort<'e> {
+        let short = self.quick && large(case);
+        Effort {
+            classes: if short { &Class::ALL[2..] } else { &Class::ALL },
+            every_way: !short,
+            stepped: STEPPED,
+            longest: if short { QUICK_LONGEST } else { usize::MAX },
+            deadline,
+            cancel: interrupt::flag(),
+            told,
+        }
+    }
 }
 
 /// The file that cases are derived from, where it is: the one named, else the default model's in the cache.
@@ -135,6 +187,8 @@ struct Bench {
     cpu: planish_device::Cpu,
     isa: Isa,
     gpu: Option<Box<dyn planish_device::Backend>>,
+    /// Programs of the processor that were run.
+    seen: Seen,
 }
 
 impl Bench {
@@ -145,16 +199,16 @@ impl Bench {
         }
         let (cpu, isa) = session.hardware()?;
         let gpu = if device == Device::Cpu { None } else { Some(device::open(device)?) };
-        Ok(Bench { device, cpu, isa, gpu })
+        Ok(Bench { device, cpu, isa, gpu, seen: Seen::default() })
     }
 
-    fn case(&self, case: &Case, source: Option<&Path>, folder: &Path, effort: &Effort<'_>) -> Result<Ran> {
+    fn case(&mut self, case: &Case, source: Option<&Path>, folder: &Path, effort: &Effort<'_>) -> Result<Ran> {
         let (path, ours) = placed(case, source, folder)?;
         let threads = self.cpu.threads() as usize;
         let machine = Machine { backend: &self.cpu, isa: self.isa };
         let model = Model::open(&path, &self.cpu, threads)?;
         let ran = match &self.gpu {
-            None => run::on_cpu(case, machine, &model, effort)?,
+            None => run::on_cpu(case, machine, &model, effort, &mut self.seen)?,
             Some(backend) => {
                 let weights = gpu::Weights::load(&model.file.gguf, &model.file.hyper, backend.as_ref(), threads)?;
                 let there = Machine { backend: backend.as_ref(), isa: Isa::Portable };
@@ -199,8 +253,8 @@ fn line(row: &Row<'_>) -> String {
     };
     let state = if ran.failures.is_empty() { "ok  " } else { "FAIL" };
     let partial = if ran.partial { ", cut short" } else { "" };
-    let (judged, ways, worst) = (ran.judged, ran.ways, ran.worst);
-    let done = format!("{judged} prompts judged in {ways} configurations{partial}");
+    let Ran { judged, ways, programs, worst, .. } = ran;
+    let done = format!("{judged} prompts judged in {ways} configurations with {programs} new programs{partial}");
     let mut out = format!("{state} {name}: {done}, error at most {worst:.2} of its limit; {oracle}\n");
     for f in &ran.failures {
         let why = f.verdict.reasons.join("; ");
