@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use planish_device::fake::{Cost, Fake, Noise, Script};
+use planish_device::fake::{Cost, Fake, Noise, Sampling, Script};
 use planish_device::host::{HostOptions, Mode};
-use planish_device::{Backend, Cpu, CpuOptions, Host};
+use planish_device::{Backend, Call, Cpu, CpuOptions, Host, Native};
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::explain::verdict::{Bound, verdict};
@@ -194,7 +194,6 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
     let machine = Machine { backend: &host, isa: Isa::Portable };
     let (start, stop) = (Instant::now(), || false);
     let clock = || start.elapsed().as_nanos() as f64;
-    let roof = Roof { memory_gb_s: 1.0, launch_ns: Some(1000.0), barrier_ns: Some(100.0), ..Roof::default() };
     for route in [Route::Launches, Route::Layer, Route::Token] {
         let options = gpu::Options {
             context: 24,
@@ -221,18 +220,18 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
         let mut subject = explain::gpu::Subject {
             decoder: &mut decoder,
             weights: &weights,
-            roof: &roof,
             clock: &clock,
             stop: &stop,
-            drawn: 1,
         };
         let effort = Effort { position: 5, tokens: 6, rounds: 6, positions: vec![1], drawn: 1 };
         let m = explain::gpu::measure(&mut subject, &effort).expect("measured");
         let names = ["embed", "qkv", "attend", "out", "up", "down", "head", "pick"];
         assert_eq!(m.rows.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(), names, "{route:?}");
-        let phases = &m.rows[..7];
-        assert!(phases.iter().all(|r| r.in_place.is_some() == grids && r.alone_ns.median > 0.0), "{route:?} {m:?}");
-        assert_eq!(m.rows[7].in_place, None, "the draw is a launch of its own");
+        assert!(m.rows.iter().all(|r| r.in_place.is_some() == grids && r.alone_ns.median > 0.0), "{route:?} {m:?}");
+        // Between a grid and the draw, and between the draw and the next grid, there is time, which counts once.
+        let between = m.launches.stamped_ns.map(|b| b.median);
+        assert_eq!(m.beside.iter().map(|b| b.time_ns.median).collect::<Vec<_>>(), Vec::from_iter(between));
+        assert!(between.is_some() == grids && between.is_none_or(|ns| ns > 0.0), "{route:?}: {between:?}");
         assert_eq!((m.barriers.count, m.path.as_str()), (wanted, route.name()));
         assert_eq!(m.context.points.iter().map(|p| p.position).collect::<Vec<_>>(), [1, 5]);
         let demand = m.demand().read_bytes;
@@ -240,5 +239,88 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
         assert!(row > 0.0 && row < 4.0 * hyper.hidden as f64 + 1.0, "one row of the embedding: {row}");
         assert!(demand > 0.9 * weights.bytes_per_token as f64, "{demand} {}", weights.bytes_per_token);
         assert!(m.attributed.median > 0.05 && m.attributed.median < 20.0, "{route:?}: {:?}", m.attributed);
+    }
+}
+
+/// Phases of a step on a GPU, in order, with the nanoseconds that a launch of each takes by the script.
+const PHASES: [(&str, f64); 8] = [
+    ("embed", 700.0),
+    ("qkv", 2100.0),
+    ("attend", 1300.0),
+    ("out", 900.0),
+    ("up", 2500.0),
+    ("down", 1700.0),
+    ("head", 8000.0),
+    ("pick", 400.0),
+];
+
+/// A machine of Metal's shape on which each kernel of a step takes what `PHASES` says, a part of it before its tasks.
+fn metal(sampling: Sampling) -> Fake {
+    fn nothing(_: &Call<'_>) {}
+    let name = |phase: &str| format!("decode_{phase}");
+    let cost = |ns: f64| Cost { launch_ns: 0.25 * ns, task_ns: 0.75 * ns };
+    let costs = PHASES.map(|(phase, ns)| (name(phase), cost(ns))).into();
+    let texts = PHASES.map(|(phase, _)| (name(phase), nothing as Native)).into();
+    Fake::new(Script { costs, texts, ..Script::metal(sampling) })
+}
+
+/// A token of a tiny model on path `launches` of such a machine, and the layers of the model.
+fn measured_on_metal(sampling: Sampling) -> (Measured, usize, f64) {
+    let fake = metal(sampling);
+    let path = common::golden_dir().join("tiny").join("llama-q4_0.gguf");
+    let gguf = Arc::new(Gguf::open(&path).expect("a golden model"));
+    let hyper = Hyper::read(&gguf).expect("hyperparameters");
+    let weights = gpu::Weights::load(&gguf, &hyper, &fake, 1).expect("weights");
+    let machine = Machine { backend: &fake, isa: Isa::Portable };
+    let options = gpu::Options {
+        context: 64,
+        activations: Activations::F32,
+        route: Some(Route::Launches),
+        sampled: false,
+        ahead: 1,
+        chunk: 0,
+    };
+    let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
+    let (clock, stop) = (|| fake.now_ns(), || false);
+    let mut subject = explain::gpu::Subject { decoder: &mut decoder, weights: &weights, clock: &clock, stop: &stop };
+    let measured = explain::gpu::measure(&mut subject, &effort()).expect("measured");
+    drop(decoder);
+    (measured, hyper.layers, Script::metal(sampling).hand_over_ns)
+}
+
+#[test]
+fn a_scripted_machine_of_metals_shape_gets_its_own_costs_back_as_far_as_it_keeps_times() {
+    for sampling in [Sampling::Launches, Sampling::Encoders(150.0), Sampling::Sequences] {
+        let (m, layers, handed) = measured_on_metal(sampling);
+        let near = |got: f64, wanted: f64| (got - wanted).abs() < 1e-6 * wanted.max(1.0);
+        // A launch whose times are kept costs its encoder, too, and figures in place have it.
+        let encoder = if let Sampling::Encoders(ns) = sampling { ns } else { 0.0 };
+        let (mut whole, mut launches) = (0.0, 0.0);
+        assert_eq!(m.rows.len(), PHASES.len(), "{sampling:?}");
+        for (row, (phase, ns)) in m.rows.iter().zip(PHASES) {
+            let n = if ["embed", "head", "pick"].contains(&phase) { 1.0 } else { layers as f64 };
+            assert_eq!((row.name.as_str(), row.launches as f64), (phase, n));
+            assert!(near(row.alone_ns.median, n * ns) && near(row.prefix_ns.median, n * ns), "{sampling:?} {row:?}");
+            assert_eq!(row.in_place.is_some(), sampling != Sampling::Sequences, "{sampling:?} {row:?}");
+            if let Some(i) = row.in_place {
+                assert!(near(i.work_ns.median, 0.75 * n * ns), "{sampling:?} {row:?}");
+                assert!(near(i.waiting_ns.median, n * (0.25 * ns + encoder)), "{sampling:?} {row:?}");
+                assert_eq!(row.time_ns, i.wall_ns);
+            }
+            (whole, launches) = (whole + n * ns, launches + n);
+        }
+        // The host sees the handing over of each token; without times of launches nothing measures it by itself.
+        assert!(near(m.token_ns.median, whole + handed), "{sampling:?} {:?}", m.token_ns);
+        let known = if m.beside.is_empty() { 0.0 } else { handed };
+        assert!(m.beside.iter().all(|b| near(b.time_ns.median, handed)), "{sampling:?} {:?}", m.beside);
+        assert_eq!(m.beside.len(), usize::from(sampling != Sampling::Sequences));
+        let parts = whole + launches * encoder + known;
+        assert!(near(m.attributed.median, parts / (whole + handed)), "{sampling:?} {:?}", m.attributed);
+        let ratio = m.stamped_ratio.map(|r| r.median);
+        assert_eq!(ratio.is_some(), sampling != Sampling::Sequences);
+        assert!(ratio.is_none_or(|r| near(r, (whole + launches * encoder) / whole)), "{sampling:?} {ratio:?}");
+        // No grid waits here, and no kernel reads a clock.
+        assert_eq!((m.barriers.count, m.barriers.stamped_ns, m.launches.stamped_ns), (0, None, None));
+        assert_eq!(m.launches.count as f64, launches);
     }
 }

@@ -3,12 +3,10 @@
 use planish_device::{Launch, Sequence};
 
 use super::direct::Direct;
-use super::inside::Inside;
+use super::inside::{Inside, row};
+use super::position::{context, descending, fill, held};
 use super::step::{Plan, Step};
-use super::{
-    At, Barriers, Beside, Bounds, Context, Demand, Effort, InPlace, Launches, Measured, ROUNDS_MIN, Row, fit,
-    left_over, token,
-};
+use super::{At, Barriers, Beside, Bounds, Effort, Launches, Measured, ROUNDS_MIN, left_over, token};
 use crate::decoder::{Decoder, Over};
 use crate::error::{Error, Result};
 use crate::weights::Weights;
@@ -144,7 +142,8 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
     let backend = subject.decoder.machine().backend;
     let stamped = backend.record_stamped(&step.launches)?;
     let stamped = stamped.ok_or_else(|| Error::request("the machine keeps no times of threads"))?;
-    fill(subject, effort)?;
+    let sizes = (subject.decoder.hyper().vocab, subject.decoder.options().context);
+    fill(subject.decoder, effort, sizes, 1)?;
     let (decoder_threads, position) = (backend.limits().max_threads as usize, effort.position);
     let (mut points, mut found) = (Vec::new(), None);
     let mut run = Run { subject, step: &step, plan: &plan, stamped, fed: 0 };
@@ -157,7 +156,8 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
         }
     }
     let (plain, stamped, (alone, prefixes)) = found.expect("the own position is among them");
-    let rows = (0..plan.rows.len()).map(|r| row(&step, &plan, r, position, (&stamped, &alone[r], prefixes[r])));
+    let inside: Vec<&Inside> = stamped.iter().map(|s| &s.inside).collect();
+    let rows = (0..plan.rows.len()).map(|r| row((&step, &plan), r, position, (&inside, &alone[r], prefixes[r])));
     let each = |of: &dyn Fn(&Stamped) -> f64| stamped.iter().map(of).collect::<Vec<_>>();
     let mut parts = vec![each(&|s| s.prepare), each(&Stamped::handing_over), each(&|s| s.read)];
     parts.extend((0..plan.rows.len()).map(|row| each(&|s| s.inside.wall[row])));
@@ -175,7 +175,13 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
         beside: beside(&stamped),
         attributed,
         unattributed_ns,
-        launches: Launches { count: 1, queue_ns: over(&|s| s.submit), wait_ns: over(&|s| s.wait), probed_ns: None },
+        launches: Launches {
+            count: 1,
+            queue_ns: over(&|s| s.submit),
+            wait_ns: over(&|s| s.wait),
+            probed_ns: None,
+            stamped_ns: None,
+        },
         barriers: Barriers {
             count: plan.groups.len(),
             width: decoder_threads,
@@ -186,72 +192,6 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
         context: context(points, &step),
         token_samples_ns: plain,
     })
-}
-
-/// All positions, the deepest first: a cache can only be cut.
-pub(super) fn descending(effort: &Effort) -> Vec<usize> {
-    let mut all = effort.positions.clone();
-    all.push(effort.position);
-    all.sort_unstable_by(|a, b| b.cmp(a));
-    all.dedup();
-    all
-}
-
-/// Refuses to measure at another position than the one that is reported.
-pub(super) fn held(held: usize, position: usize) -> Result<()> {
-    if held == position {
-        return Ok(());
-    }
-    Err(Error::request(format!("{held} tokens are in the cache where {position} are measured")))
-}
-
-/// Fills the cache with tokens that differ, up to the last position that is measured.
-fn fill(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<()> {
-    let deepest = effort.positions.iter().copied().fold(effort.position, usize::max);
-    let context = subject.decoder.options().context;
-    if deepest >= context {
-        let message = format!("position {deepest} of a cache of {context}");
-        return Err(Error::request(message).with_hint("use a larger --context, or a smaller --position"));
-    }
-    subject.decoder.truncate(0);
-    let vocab = subject.decoder.hyper().vocab;
-    let ids: Vec<u32> = (0..deepest).map(|i| token(i, vocab)).collect();
-    if !ids.is_empty() {
-        subject.decoder.feed(&ids)?;
-    }
-    Ok(())
-}
-
-fn row(
-    step: &Step,
-    plan: &Plan,
-    at: usize,
-    position: usize,
-    (stamped, alone, prefix_ns): (&[Stamped], &[f64], Bounds),
-) -> Row {
-    let of = |value: &dyn Fn(&Inside) -> f64| Bounds::of(&stamped.iter().map(|s| value(&s.inside)).collect::<Vec<_>>());
-    let in_place = InPlace {
-        wall_ns: of(&|i| i.wall[at]),
-        work_ns: of(&|i| i.work[at]),
-        waiting_ns: of(&|i| i.wall[at] - i.work[at]),
-    };
-    let demand = step.demand(plan, at, position);
-    let groups = || plan.groups.iter().filter(|g| g.row == at);
-    Row {
-        name: plan.rows[at].clone(),
-        about: step.about(plan, at),
-        launches: groups().map(|g| g.launches.len()).sum(),
-        barriers: groups().count(),
-        time_ns: in_place.wall_ns,
-        in_place: Some(in_place),
-        alone_ns: Bounds::of(alone),
-        prefix_ns,
-        demand,
-        gb_s: demand.read_bytes / in_place.wall_ns.median.max(1.0),
-        percent_of_read: None,
-        percent_of_arithmetic: None,
-        grows: step.of(plan, at).any(|p| p.grows),
-    }
 }
 
 fn beside(stamped: &[Stamped]) -> Vec<Beside> {
@@ -266,12 +206,4 @@ fn beside(stamped: &[Stamped]) -> Vec<Beside> {
         ),
         part("logits to the host", "the host's clock", over(|s| s.read)),
     ]
-}
-
-/// The points in order, and the line of attention over the position.
-pub(super) fn context(mut points: Vec<At>, step: &Step) -> Context {
-    points.sort_by_key(|p| p.position);
-    let xy: Vec<(f64, f64)> = points.iter().map(|p| (p.position as f64, p.attention_ns.median)).collect();
-    let a_key = step.pieces.iter().filter(|p| p.window == 0).fold(Demand::default(), |sum, p| sum + p.a_key);
-    Context { line: fit::line(&xy), points, bytes_a_position: a_key.read_bytes }
 }

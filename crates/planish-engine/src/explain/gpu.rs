@@ -1,20 +1,21 @@
 //! A token on a GPU taken apart: each phase alone over all layers, and by stamps of the grids where one launch holds many.
 
-use planish_device::Launch;
+use std::time::Duration;
+
+use planish_device::{Launch, Sequence};
 use planish_kernels::gpu::decode::model::{At as Place, LayerAt};
-use planish_kernels::gpu::decode::stamped::Span;
+use planish_kernels::gpu::decode::stamped::{Span, Stamped};
 use planish_kernels::gpu::planes::Planes;
 
 use super::direct::{Direct, Times};
+use super::inside::{Inside, row};
+use super::position::{context, descending, fill, held};
 use super::step::{Demand, Piece, Plan, Step};
-use super::{
-    At, Barriers, Beside, Bounds, Effort, InPlace, Launches, Measured, ROUNDS_MIN, Row, cpu, left_over, token,
-};
+use super::{At, Barriers, Beside, Bounds, Effort, Launches, Measured, ROUNDS_MIN, Row, left_over, token};
 use crate::arch::Hyper;
 use crate::error::{Error, Result};
 use crate::generate::Flow;
 use crate::gpu::{By, GpuDecoder, Route, Weights};
-use crate::probes::Roof;
 
 /// What is taken apart.
 pub struct Subject<'s, 'd> {
@@ -22,15 +23,14 @@ pub struct Subject<'s, 'd> {
     pub decoder: &'s mut GpuDecoder<'d>,
     /// The weights that it was built with.
     pub weights: &'s Weights,
-    /// Ceilings at the decoder's grid: what a launch costs that does nothing stands for the begin of each grid.
-    pub roof: &'s Roof,
     /// Nanoseconds of the host.
     pub clock: &'s dyn Fn() -> f64,
     /// Whether to end early.
     pub stop: &'s dyn Fn() -> bool,
-    /// Tokens drawn in a row, as `Effort` says.
-    pub drawn: usize,
 }
+
+/// A step that takes longer than this has hung.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The host's time for a drawn token, nanoseconds.
 #[derive(Default)]
@@ -39,45 +39,38 @@ struct Spent {
     wait: Vec<f64>,
 }
 
-/// Nanoseconds of each row in one stamped step: of its phases and of the barriers behind them.
-struct Inside {
-    work: Vec<f64>,
-    waiting: Vec<f64>,
-}
-
 /// Takes a token apart; the cache is filled up to the last position first.
 pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measured> {
     let step = step(subject)?;
     let plan = step.plan();
-    fill(subject, effort)?;
-    let (position, rounds) = (effort.position, effort.rounds.max(ROUNDS_MIN));
-    let mut spent = Spent::default();
-    let (mut points, context, mut found) = (Vec::new(), subject.decoder.options().context, None);
-    let drawn = subject.drawn;
-    for at in cpu::descending(effort).into_iter().filter(|p| p + drawn < context) {
-        points.push(attention(subject, (&step, &plan), at)?);
+    let sizes = (subject.decoder.hyper().vocab, subject.decoder.options().context);
+    fill(subject.decoder, effort, sizes, effort.drawn)?;
+    let (position, mut spent, mut points, mut found) = (effort.position, Spent::default(), Vec::new(), None);
+    for at in descending(effort) {
+        points.push(attention(subject, (&step, &plan), at, effort.drawn)?);
         if at == position {
-            let apart = apart(subject, &mut spent, (&step, &plan), position, rounds)?;
-            found = Some((apart, stamped(subject, &plan, position, effort.tokens)?));
+            let apart = apart(subject, &mut spent, (&step, &plan), effort)?;
+            found = Some((apart, stamped(subject, (&step, &plan), position, effort.tokens)?));
         }
     }
-    let ((alone, prefixes), (stamped, ratios)) = found.expect("the own position is among them");
+    let ((alone, prefixes), stamped) = found.expect("the own position is among them");
+    let inside: Vec<&Inside> = stamped.iter().flat_map(|s| &s.inside).collect();
     let rows: Vec<Row> = (0..plan.rows.len())
-        .map(|r| row(&step, &plan, r, position, (&stamped, &alone.parts[r], prefixes[r])))
+        .map(|r| row((&step, &plan), r, position, (&inside, &alone.parts[r], prefixes[r])))
         .collect();
-    let beside = beside(subject, stamped.is_some());
-    let (attributed, unattributed_ns) = left_over(&alone.wholes, &parts(&alone, &stamped, &beside));
+    let (attributed, unattributed_ns) = left_over(&alone.wholes, &parts(&alone, &inside));
+    let over = |of: &dyn Fn(&Inside) -> f64| Bounds::of(&inside.iter().map(|i| of(i)).collect::<Vec<_>>());
     let (groups, threads) = grid(subject.decoder);
-    let barriers = subject.decoder.stamped(subject.weights)?.map_or(0, |(s, _)| s.barriers());
-    let waits: Option<Vec<f64>> = stamped.as_ref().map(|all| all.iter().map(|i| i.waiting.iter().sum()).collect());
+    let (rest, grids) = (over(&|i| i.rest), stamped.as_ref().is_some_and(|s| s.by == Clock::Kernels));
+    let waiting = over(&|i| i.wall.iter().sum::<f64>() - i.work.iter().sum::<f64>());
     Ok(Measured {
         path: subject.decoder.route().name().to_owned(),
-        method: method(stamped.is_some()).to_owned(),
+        method: stamped.as_ref().map_or(ALONE, |s| s.by.method()).to_owned(),
         position,
         token_ns: Bounds::of(&alone.wholes),
-        stamped_ratio: ratios.map(|r| Bounds::of(&r)),
+        stamped_ratio: stamped.as_ref().map(|s| Bounds::of(&s.ratios)),
         rows,
-        beside,
+        beside: stamped.iter().map(|s| s.by.beside(rest)).collect(),
         attributed,
         unattributed_ns,
         launches: Launches {
@@ -85,26 +78,58 @@ pub fn measure(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<Measure
             queue_ns: Bounds::of(&spent.queue),
             wait_ns: Bounds::of(&spent.wait),
             probed_ns: None,
+            stamped_ns: grids.then_some(rest),
         },
         barriers: Barriers {
-            count: barriers,
+            count: subject.decoder.stamped(subject.weights)?.map_or(0, |(s, _)| s.barriers()),
             width: groups,
             threads,
             probed_ns: None,
-            stamped_ns: waits.map(|w| Bounds::of(&w)),
+            stamped_ns: grids.then_some(waiting),
         },
-        context: cpu::context(points, &step),
+        context: context(points, &step),
         token_samples_ns: alone.wholes,
     })
 }
 
-fn method(stamped: bool) -> &'static str {
-    if stamped {
-        "stamps of the first thread of every group behind phases and barriers; phases alone as nodes of a graph, their own \
-         cost included"
-    } else {
-        "each phase alone over all layers as the path launches it, after whole tokens"
+/// Whose clock the stamps of a step are of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clock {
+    /// That which kernels read.
+    Kernels,
+    /// The machine's own at the borders of launches.
+    Machine,
+}
+
+const ALONE: &str = "each phase alone over all layers as the path launches it, after whole tokens";
+
+impl Clock {
+    fn method(self) -> &'static str {
+        match self {
+            Clock::Kernels => {
+                "stamps of the first thread of every group behind phases, barriers and launches, from one drawn token to \
+                 the next; phases alone as nodes of a graph, their own cost included"
+            }
+            Clock::Machine => "times that the machine keeps of each launch, in steps beside plain ones in turns",
+        }
     }
+
+    /// What a step takes outside of its rows.
+    fn beside(self, time_ns: Bounds) -> Beside {
+        let (name, by) = match self {
+            Clock::Kernels => ("launches", "stamps, from the end of each launch to the begin of the next"),
+            Clock::Machine => ("handing over", "the host's clock, outside of the step's own begin and end"),
+        };
+        Beside { name: name.to_owned(), by: by.to_owned(), time_ns }
+    }
+}
+
+/// What stamps say of several steps.
+struct Stamps {
+    by: Clock,
+    inside: Vec<Inside>,
+    /// How many times as long those steps took as plain ones.
+    ratios: Vec<f64>,
 }
 
 /// Groups and threads of the decoder's grid.
@@ -192,34 +217,16 @@ fn short(kernel: &str) -> &str {
     kernel.strip_prefix("decode_").unwrap_or(kernel)
 }
 
-/// Fills the cache with tokens that differ, up to the last position that is measured.
-fn fill(subject: &mut Subject<'_, '_>, effort: &Effort) -> Result<()> {
-    let context = subject.decoder.options().context;
-    let drawn = subject.drawn;
-    let deepest = effort.positions.iter().copied().filter(|p| p + drawn < context).fold(effort.position, usize::max);
-    if effort.position + drawn >= context {
-        let message = format!("position {} and {drawn} tokens behind it of a cache of {context}", effort.position);
-        return Err(Error::request(message).with_hint("use a larger --context, or a smaller --position"));
-    }
-    subject.decoder.truncate(0);
-    let vocab = subject.decoder.hyper().vocab;
-    let ids: Vec<u32> = (0..deepest).map(|i| token(i, vocab)).collect();
-    if !ids.is_empty() {
-        subject.decoder.feed(&ids)?;
-    }
-    Ok(())
-}
-
 /// Nanoseconds of a token that is drawn with others behind and before it, at `position`; the next step is at it, too.
-fn drawn(subject: &mut Subject<'_, '_>, spent: &mut Spent, position: usize) -> Result<f64> {
-    let Subject { decoder, clock, drawn, .. } = subject;
+fn drawn(subject: &mut Subject<'_, '_>, spent: &mut Spent, position: usize, drawn: usize) -> Result<f64> {
+    let Subject { decoder, clock, .. } = subject;
     decoder.truncate(position);
-    cpu::held(decoder.position(), position)?;
+    held(decoder.position(), position)?;
     let id = token(position, decoder.hyper().vocab);
     let start = clock();
-    let n = decoder.draw(id, &By::Likeliest, *drawn, &mut |_| Ok(Flow::Continue))?;
+    let n = decoder.draw(id, &By::Likeliest, drawn, &mut |_| Ok(Flow::Continue))?;
     let ns = (clock() - start) / n as f64;
-    let each = |time: std::time::Duration| time.as_nanos() as f64 / n as f64;
+    let each = |time: Duration| time.as_nanos() as f64 / n as f64;
     spent.queue.push(each(decoder.spent().submitting));
     spent.wait.push(each(decoder.spent().waiting));
     decoder.truncate(position);
@@ -232,124 +239,122 @@ fn apart(
     subject: &mut Subject<'_, '_>,
     spent: &mut Spent,
     (step, plan): (&Step, &Plan),
-    position: usize,
-    rounds: usize,
+    effort: &Effort,
 ) -> Result<(Times, Vec<Bounds>)> {
     let (backend, stop, route) = (subject.decoder.machine().backend, subject.stop, subject.decoder.route());
     let record = |launches: &[Launch]| -> Result<_> {
         Ok(if route == Route::Launches { backend.record(launches)? } else { backend.record_graph(launches)? })
     };
-    let mut token = || drawn(subject, spent, position);
-    let mut direct = Direct { backend, record: &record, token: &mut token, stop };
+    let mut token = || drawn(subject, spent, effort.position, effort.drawn);
+    let (mut direct, rounds) =
+        (Direct { backend, record: &record, token: &mut token, stop }, effort.rounds.max(ROUNDS_MIN));
     Ok((direct.alone(step, plan, rounds)?, direct.prefixes(step, plan, rounds)?))
 }
 
-/// What the stamps of several steps say, and how much longer those steps took than plain ones; none on a path without grids.
-type InsideAll = (Option<Vec<Inside>>, Option<Vec<f64>>);
-
-/// Stamped steps and, in turns, plain ones by the device's clock.
-fn stamped(subject: &mut Subject<'_, '_>, plan: &Plan, position: usize, tokens: usize) -> Result<InsideAll> {
-    let Some((stamped, ticks)) = subject.decoder.stamped(subject.weights)? else { return Ok((None, None)) };
+/// Stamped steps and plain ones in turns, after a pair that warms up: by kernels on a path of grids, else by the machine
+/// where it keeps times of launches; none where neither does.
+fn stamped(
+    subject: &mut Subject<'_, '_>,
+    (step, plan): (&Step, &Plan),
+    position: usize,
+    tokens: usize,
+) -> Result<Option<Stamps>> {
     let backend = subject.decoder.machine().backend;
-    let sequence = subject.decoder.record(&stamped.launches)?;
+    let kernels = subject.decoder.stamped(subject.weights)?;
+    let (by, sequence) = match &kernels {
+        Some((stamped, _)) => (Clock::Kernels, Some(subject.decoder.record(&stamped.launches)?)),
+        None => (Clock::Machine, backend.record_stamped(&step.launches)?),
+    };
+    let Some(sequence) = sequence else { return Ok(None) };
     let id = token(position, subject.decoder.hyper().vocab);
-    let (mut all, mut ratios, mut bytes) = (Vec::new(), Vec::new(), vec![0; ticks.len]);
-    subject.decoder.truncate(position);
+    // Of steps in a row the last is the one at the position.
+    let steps = if kernels.is_some() { Stamped::STEPS } else { 1 };
+    subject.decoder.truncate((position + 1).saturating_sub(steps));
+    let mut stamps = Stamps { by, inside: Vec::new(), ratios: Vec::new() };
     for i in 0..=tokens.max(ROUNDS_MIN) {
         if (subject.stop)() {
             return Err(Error::request("interrupted"));
         }
         subject.decoder.at(id)?;
-        let plain = backend.time(std::slice::from_ref(subject.decoder.likeliest()), 1)?.ns;
+        let plain = backend.time(std::slice::from_ref(subject.decoder.likeliest()), steps as u32)?.ns;
         subject.decoder.at(id)?;
-        let ns = backend.time(std::slice::from_ref(&sequence), 1)?.ns;
-        // The first pair warms up.
-        if i == 0 {
-            continue;
-        }
-        backend.read(&ticks, &mut bytes)?;
-        ratios.push(ns / plain);
-        let mut inside = Inside { work: vec![0.0; plan.rows.len()], waiting: vec![0.0; plan.rows.len()] };
-        let mut row = 0;
-        for (span, ns) in stamped.read(&bytes) {
-            match span {
-                Span::Phase(name) => {
-                    let known = plan.rows.iter().position(|r| r == short(name));
-                    row =
-                        known.ok_or_else(|| Error::request(format!("a stamped step has a phase {name} of its own")))?;
-                    inside.work[row] += ns;
-                }
-                Span::Barrier => inside.waiting[row] += ns,
+        let (inside, ns) = match &kernels {
+            Some((stamped, ticks)) => {
+                let ns = backend.time(std::slice::from_ref(&sequence), 1)?.ns / steps as f64;
+                let mut bytes = vec![0; ticks.len];
+                backend.read(ticks, &mut bytes)?;
+                (by_kernels(plan, stamped.read(&bytes))?, ns)
             }
+            None => by_machine(subject, &sequence, (step, plan))?,
+        };
+        if i > 0 {
+            stamps.inside.push(inside);
+            stamps.ratios.push(ns / plain);
         }
-        all.push(inside);
     }
-    Ok((Some(all), Some(ratios)))
+    Ok(Some(stamps))
+}
+
+/// The spans of a step by the rows of `plan`.
+fn by_kernels(plan: &Plan, spans: Vec<(Span, f64)>) -> Result<Inside> {
+    let rows = plan.rows.len();
+    let mut inside = Inside { wall: vec![0.0; rows], work: vec![0.0; rows], rest: 0.0 };
+    let mut row = 0;
+    for (span, ns) in spans {
+        match span {
+            Span::Phase(name) => {
+                let known = plan.rows.iter().position(|r| r == short(name));
+                row = known.ok_or_else(|| Error::request(format!("a stamped step has a phase {name} of its own")))?;
+                inside.work[row] += ns;
+                inside.wall[row] += ns;
+            }
+            Span::Barrier => inside.wall[row] += ns,
+            Span::Launch => inside.rest += ns,
+        }
+    }
+    Ok(inside)
+}
+
+/// One step by the machine's times, and its nanoseconds from its own begin to its end.
+fn by_machine(subject: &Subject<'_, '_>, sequence: &Sequence, (step, plan): (&Step, &Plan)) -> Result<(Inside, f64)> {
+    let backend = subject.decoder.machine().backend;
+    let start = (subject.clock)();
+    backend.wait(backend.submit(sequence)?, DEADLINE)?;
+    let whole = (subject.clock)() - start;
+    let stamps = backend.stamps(sequence)?;
+    let stamps = stamps.ok_or_else(|| Error::request("the machine kept no times of a stamped sequence"))?;
+    let mut inside = Inside::of(&stamps, &step.launches, plan);
+    inside.rest += whole - stamps.total_ns;
+    Ok((inside, stamps.total_ns))
 }
 
 /// The phase that grows with the position, alone at `position`, and whole tokens there.
-fn attention(subject: &mut Subject<'_, '_>, (step, plan): (&Step, &Plan), position: usize) -> Result<At> {
+fn attention(
+    subject: &mut Subject<'_, '_>,
+    (step, plan): (&Step, &Plan),
+    position: usize,
+    tokens: usize,
+) -> Result<At> {
     let grows = |row: usize| step.of(plan, row).any(|p| p.grows);
     let sequence = subject.decoder.record(&step.only(plan, grows))?;
     let backend = subject.decoder.machine().backend;
     let (mut attention, mut whole, mut spent) = (Vec::new(), Vec::new(), Spent::default());
     for _ in 0..ROUNDS_MIN {
-        whole.push(drawn(subject, &mut spent, position)?);
+        whole.push(drawn(subject, &mut spent, position, tokens)?);
         attention.push(backend.time(std::slice::from_ref(&sequence), 1)?.ns);
     }
     Ok(At { position, token_ns: Bounds::of(&whole), attention_ns: Bounds::of(&attention) })
 }
 
-fn row(
-    step: &Step,
-    plan: &Plan,
-    at: usize,
-    position: usize,
-    (stamped, alone, prefix_ns): (&Option<Vec<Inside>>, &[f64], Bounds),
-) -> Row {
-    let in_place = stamped.as_ref().filter(|all| all.iter().any(|i| i.work[at] > 0.0)).map(|all| {
-        let of = |value: &dyn Fn(&Inside) -> f64| Bounds::of(&all.iter().map(value).collect::<Vec<_>>());
-        InPlace {
-            wall_ns: of(&|i| i.work[at] + i.waiting[at]),
-            work_ns: of(&|i| i.work[at]),
-            waiting_ns: of(&|i| i.waiting[at]),
+/// The samples of all parts: of rows in place where there are stamps of them, else alone; then what lies beside.
+fn parts(alone: &Times, stamped: &[&Inside]) -> Vec<Vec<f64>> {
+    let row = |at: usize| {
+        if stamped.iter().any(|i| i.work[at] > 0.0) {
+            stamped.iter().map(|i| i.wall[at]).collect()
+        } else {
+            alone.parts[at].clone()
         }
-    });
-    let (alone_ns, demand) = (Bounds::of(alone), step.demand(plan, at, position));
-    let time_ns = in_place.map_or(alone_ns, |i| i.wall_ns);
-    let launches = plan.groups.iter().filter(|g| g.row == at).count();
-    Row {
-        name: plan.rows[at].clone(),
-        about: step.about(plan, at),
-        launches,
-        barriers: launches,
-        time_ns,
-        in_place,
-        alone_ns,
-        prefix_ns,
-        demand,
-        gb_s: demand.read_bytes / time_ns.median.max(1.0),
-        percent_of_read: None,
-        percent_of_arithmetic: None,
-        grows: step.of(plan, at).any(|p| p.grows),
-    }
-}
-
-/// What the stamps of grids do not see: the begin of their launches.
-fn beside(subject: &Subject<'_, '_>, stamped: bool) -> Vec<Beside> {
-    let grids = subject.decoder.launches() - 1;
-    let Some(each) = subject.roof.launch_ns.filter(|_| stamped) else { return Vec::new() };
-    let ns = each * grids as f64;
-    let time_ns = Bounds { median: ns, lo: ns, hi: ns, samples: 1 };
-    vec![Beside { name: "launches of grids".to_owned(), by: format!("count {grids} times the probe"), time_ns }]
-}
-
-/// The samples of all parts: of rows in place where they have stamps, else alone.
-fn parts(alone: &Times, stamped: &Option<Vec<Inside>>, beside: &[Beside]) -> Vec<Vec<f64>> {
-    let row = |at: usize| match stamped {
-        Some(all) if all.iter().any(|i| i.work[at] > 0.0) => all.iter().map(|i| i.work[at] + i.waiting[at]).collect(),
-        _ => alone.parts[at].clone(),
     };
-    let beside = beside.iter().map(|b| vec![b.time_ns.median]);
-    (0..alone.parts.len()).map(row).chain(beside).collect()
+    let rest: Vec<f64> = stamped.iter().map(|i| i.rest).collect();
+    (0..alone.parts.len()).map(row).chain((!rest.is_empty()).then_some(rest)).collect()
 }

@@ -2,7 +2,8 @@
 
 use planish_device::{Launch, Stamps};
 
-use super::step::Plan;
+use super::step::{Plan, Step};
+use super::{Bounds, InPlace, Row};
 
 /// What one stamped run says of each row, nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,7 +12,7 @@ pub struct Inside {
     pub wall: Vec<f64>,
     /// Work of the threads that may take part, divided by their number.
     pub work: Vec<f64>,
-    /// After the last group.
+    /// Outside of all groups.
     pub rest: f64,
 }
 
@@ -37,6 +38,39 @@ impl Inside {
         }
         inside.rest = stamps.total_ns - open;
         inside
+    }
+}
+
+/// Row `at` of `plan` for a token at `position`: by what stamped runs say of it where they saw it, and alone.
+pub fn row(
+    (step, plan): (&Step, &Plan),
+    at: usize,
+    position: usize,
+    (stamped, alone, prefix_ns): (&[&Inside], &[f64], Bounds),
+) -> Row {
+    let of = |value: &dyn Fn(&Inside) -> f64| Bounds::of(&stamped.iter().map(|i| value(i)).collect::<Vec<_>>());
+    let in_place = stamped.iter().any(|i| i.work[at] > 0.0).then(|| InPlace {
+        wall_ns: of(&|i| i.wall[at]),
+        work_ns: of(&|i| i.work[at]),
+        waiting_ns: of(&|i| i.wall[at] - i.work[at]),
+    });
+    let (alone_ns, demand) = (Bounds::of(alone), step.demand(plan, at, position));
+    let time_ns = in_place.map_or(alone_ns, |i| i.wall_ns);
+    let groups = || plan.groups.iter().filter(|g| g.row == at);
+    Row {
+        name: plan.rows[at].clone(),
+        about: step.about(plan, at),
+        launches: groups().map(|g| g.launches.len()).sum(),
+        barriers: groups().count(),
+        time_ns,
+        in_place,
+        alone_ns,
+        prefix_ns,
+        demand,
+        gb_s: demand.read_bytes / time_ns.median.max(1.0),
+        percent_of_read: None,
+        percent_of_arithmetic: None,
+        grows: step.of(plan, at).any(|p| p.grows),
     }
 }
 

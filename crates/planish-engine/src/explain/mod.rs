@@ -8,6 +8,7 @@ mod direct;
 pub mod fit;
 pub mod gpu;
 mod inside;
+mod position;
 mod step;
 pub mod verdict;
 
@@ -126,6 +127,9 @@ pub struct Launches {
     pub wait_ns: Bounds,
     /// What one costs that does nothing, by the probe; none where nothing was probed.
     pub probed_ns: Option<f64>,
+    /// From the end of each to the begin of the next by stamps, nanoseconds a token; none without stamps in launches.
+    #[serde(default)]
+    pub stamped_ns: Option<Bounds>,
 }
 
 /// Barriers of a token.

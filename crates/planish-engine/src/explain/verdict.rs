@@ -42,7 +42,7 @@ pub struct Verdict {
     pub read_share: f64,
     /// The least time of its arithmetic.
     pub arithmetic_share: f64,
-    /// Handing over: what the host does beside the step, and launches that do nothing by the probe.
+    /// Handing over: what the host does beside the step, and launches by stamps, else as many that do nothing by the probe.
     pub launch_share: f64,
     /// Waiting at barriers: by stamps, else count times probe.
     pub waiting_share: f64,
@@ -60,7 +60,9 @@ pub fn verdict(m: &Measured, roof: &Roof) -> Verdict {
     let read_ns = demand.read_bytes / roof.read_gb_s();
     let arithmetic_ns = roof.arithmetic_ns(&demand).unwrap_or(0.0);
     let beside: f64 = m.beside.iter().map(|b| b.time_ns.median).sum();
-    let launch_ns = beside + m.launches.probed_ns.unwrap_or(0.0) * (m.launches.count.saturating_sub(1)) as f64;
+    // What stamps say of launches is among what lies beside.
+    let probed = m.launches.probed_ns.filter(|_| m.launches.stamped_ns.is_none()).unwrap_or(0.0);
+    let launch_ns = beside + probed * m.launches.count.saturating_sub(1) as f64;
     let probed = m.barriers.probed_ns.map_or(0.0, |ns| ns * m.barriers.count as f64);
     let waiting_ns = m.barriers.stamped_ns.map_or(probed, |b| b.median);
     let shares = [launch_ns, read_ns, arithmetic_ns, waiting_ns].map(|ns| ns / whole);

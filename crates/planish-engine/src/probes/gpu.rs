@@ -166,22 +166,21 @@ fn submit_ns(machine: &Machine<'_>, sequence: &Sequence, samples: usize) -> Resu
 pub fn launch(machine: &Machine<'_>, effort: &Effort) -> Result<Vec<LaunchCost>> {
     let mut sizes = vec![1, processors(machine), 1024];
     sizes.dedup();
-    sizes.into_iter().map(|groups| launch_of(machine, effort, groups)).collect()
+    sizes.into_iter().map(|groups| launch_of(machine, effort, groups, 32)).collect()
 }
 
-/// The same for one size of the grid.
-pub fn launch_of(machine: &Machine<'_>, effort: &Effort, groups: usize) -> Result<LaunchCost> {
-    const THREADS: i64 = 32;
+/// The same for one grid of `groups` groups of `threads` threads.
+pub fn launch_of(machine: &Machine<'_>, effort: &Effort, groups: usize, threads: usize) -> Result<LaunchCost> {
     let y = machine.backend.alloc(4, Init::Zero)?.all();
     let shape = Shape::new().with("groups", groups as i64);
-    let config = Config::new().with("THREADS", THREADS);
+    let config = Config::new().with("THREADS", threads as i64);
     let one = steps(machine, "null", &shape, &config, std::slice::from_ref(&y))?;
     let chain: Vec<Launch> = one.iter().cycle().take(effort.launches * one.len()).cloned().collect();
     let (stream, graph) = (machine.backend.record(&chain)?, machine.backend.record_graph(&chain)?);
     let each = |ns: f64| ns / chain.len() as f64;
     let cost = LaunchCost {
         groups,
-        threads: THREADS as usize,
+        threads,
         stream_ns: each(median(times(machine, &stream, effort.samples)?)),
         graph_ns: each(median(times(machine, &graph, effort.samples)?)),
         stream_submit_ns: each(submit_ns(machine, &stream, effort.samples)?),
@@ -368,7 +367,7 @@ pub struct Handed {
 ///
 /// What memory gives beyond its caches is measured over the larger of both.
 pub fn roof(machine: &Machine<'_>, effort: &Effort, token_bytes: u64, handed: Handed) -> Result<Roof> {
-    let launch = launch_of(machine, effort, handed.groups)?;
+    let launch = launch_of(machine, effort, handed.groups, handed.threads)?;
     let matrix = matrix(machine, effort)?.iter().map(|m| 1e3 * m.median_tflop_s).fold(0.0, f64::max);
     let limits = machine.backend.limits();
     let token = (token_bytes as usize).clamp(CHUNK_BYTES, effort.bytes);

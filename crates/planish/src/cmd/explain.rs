@@ -121,12 +121,12 @@ impl ExplainArgs {
     /// What is measured with a cache of `context` positions.
     fn effort(&self, context: usize) -> Effort {
         let position = self.position.unwrap_or_else(|| POSITION.min(context / 2));
-        let positions = match &self.positions {
-            Some(asked) => asked.clone(),
-            None => POSITIONS.into_iter().filter(|p| p + 1 < context).collect(),
-        };
         // The host executor proves and does not measure.
         let drawn = if self.session.place().device() == Device::Host { 1 } else { DRAWN };
+        let positions = match &self.positions {
+            Some(asked) => asked.clone(),
+            None => POSITIONS.into_iter().filter(|p| p + drawn < context).collect(),
+        };
         Effort { position, tokens: self.tokens as usize, rounds: self.rounds as usize, positions, drawn }
     }
 }
@@ -159,8 +159,8 @@ fn on_gpu(model: &str, args: &ExplainArgs, ui: Ui) -> Result<Explained> {
     let start = Instant::now();
     let clock = || start.elapsed().as_nanos() as f64;
     let stop = interrupt::requested;
-    let (weights, drawn) = (&session.weights, effort.drawn);
-    let mut subject = gpu::Subject { decoder: &mut decoder, weights, roof: &roof, clock: &clock, stop: &stop, drawn };
+    let weights = &session.weights;
+    let mut subject = gpu::Subject { decoder: &mut decoder, weights, clock: &clock, stop: &stop };
     let measured = gpu::measure(&mut subject, &effort);
     interrupt::check()?;
     let measured = measured?;

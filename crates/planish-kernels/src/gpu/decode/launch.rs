@@ -4,7 +4,7 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
-use super::{DRAW, Forms, OP, STAMPED, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use super::{DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
 use crate::op::Machine;
@@ -168,25 +168,35 @@ impl<'a> Step<'a> {
         self.kernel_of(&STAMPED, "decode_stamped", (self.groups, self.part(part)), &[ticks])
     }
 
+    /// A launch of `text` behind the step.
+    fn end(&self, text: &Text, entry: &str, args: Vec<Slice>) -> Result<Launch, Rejection> {
+        let (constants, params) = (Vec::new(), vec![self.groups as u32]);
+        KernelLaunch { text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }.on(self.machine, args)
+    }
+
+    /// What the greedy draw reads and moves on.
+    fn drawn(&self) -> Result<Vec<Slice>, Rejection> {
+        let (m, at) = (self.memory, 4 * self.model.best_at(self.splits));
+        let best = m.work.buffer.slice(m.work.offset + at, 8 * self.groups);
+        Ok(vec![best.map_err(|e| Rejection::Launch(e.to_string()))?, m.step.clone()])
+    }
+
+    /// The greedy draw that leaves its times in `ticks`.
+    pub fn stamped_draw(&self, ticks: Slice) -> Result<Launch, Rejection> {
+        let mut args = self.drawn()?;
+        args.push(ticks);
+        self.end(&STAMPED_DRAW, "decode_pick_stamped", args)
+    }
+
     /// The launches that draw, and that move the step on.
     pub fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
-        let m = self.memory;
-        let end = |entry, args| {
-            let (constants, params) = (Vec::new(), vec![self.groups as u32]);
-            KernelLaunch { text: &DRAW, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }
-                .on(self.machine, args)
-        };
         match draw {
             Draw::None => Ok(Vec::new()),
-            Draw::Greedy => {
-                let at = 4 * self.model.best_at(self.splits);
-                let best = m.work.buffer.slice(m.work.offset + at, 8 * self.groups);
-                let best = best.map_err(|e| Rejection::Launch(e.to_string()))?;
-                Ok(vec![end("decode_pick", vec![best, m.step.clone()])?])
-            }
+            Draw::Greedy => Ok(vec![self.end(&DRAW, "decode_pick", self.drawn()?)?]),
             Draw::Sampled(launches, drawn, settings) => {
                 let mut all = launches.clone();
-                all.push(end("decode_next", vec![drawn.clone(), settings.clone(), m.step.clone()])?);
+                let args = vec![drawn.clone(), settings.clone(), self.memory.step.clone()];
+                all.push(self.end(&DRAW, "decode_next", args)?);
                 Ok(all)
             }
         }

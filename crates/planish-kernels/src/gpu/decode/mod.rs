@@ -32,35 +32,25 @@ pub static OP: GpuOp = GpuOp {
         rotated: &[0, 4, 5],
         reduces: &["THREADS", "SPLITS"],
     },
-    text: Text(&[
-        QUANT,
-        PLANES,
-        REDUCE,
-        GATE,
-        BEST,
-        ("decode.k", include_str!("decode.k")),
-        ("attend.k", include_str!("attend.k")),
-        ("decode_kernels.k", phases::TEXT),
-    ]),
+    text: Text(&[QUANT, PLANES, REDUCE, GATE, BEST, DECODE, ATTEND, ("decode_kernels.k", phases::TEXT)]),
     shapes: problem::SHAPES,
 };
 
 /// The same phases in a grid that leaves times; its kernels are in no path and no store.
-pub(crate) const STAMPED: Text = Text(&[
-    QUANT,
-    PLANES,
-    REDUCE,
-    GATE,
-    BEST,
-    ("decode.k", include_str!("decode.k")),
-    ("attend.k", include_str!("attend.k")),
-    ("decode_stamped.k", phases::STAMPED),
-]);
+pub(crate) const STAMPED: Text =
+    Text(&[QUANT, PLANES, REDUCE, GATE, BEST, DECODE, ATTEND, ("decode_stamped.k", phases::STAMPED)]);
 
+/// The functions of phases, and those of attention among them.
+const DECODE: (&str, &str) = ("decode.k", include_str!("decode.k"));
+const ATTEND: (&str, &str) = ("attend.k", include_str!("attend.k"));
 /// What the head and the drawing of a token share.
 const BEST: (&str, &str) = ("best.k", include_str!("best.k"));
 /// The text that draws a token, apart from the other: it is the same for every model and configuration.
-pub(crate) const DRAW: Text = Text(&[BEST, ("draw.k", include_str!("draw.k"))]);
+pub(crate) const DRAW: Text = Text(&[BEST, PICK]);
+/// The same with a draw that leaves times.
+pub(crate) const STAMPED_DRAW: Text = Text(&[BEST, PICK, ("draw_stamped.k", include_str!("draw_stamped.k"))]);
+
+const PICK: (&str, &str) = ("draw.k", include_str!("draw.k"));
 
 /// Threads that the host executor keeps resident here: each has a stack.
 const HOST_RESIDENT: usize = 2048;

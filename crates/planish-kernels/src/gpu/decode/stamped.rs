@@ -1,9 +1,10 @@
-//! A step whose grids leave times behind every phase and every barrier, for those who ask where a token's time goes.
+//! Two steps in a row whose launches leave times behind every phase and every barrier, for those who ask where a token's
+//! time goes: from the end of the first to the end of the second is a whole token as it is drawn, launches and all.
 
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
-use super::launch::{Draw, Part, Step, parts};
+use super::launch::{Part, Step, parts};
 use super::model::{Memory, Model, ModelAt};
 use super::phases;
 use crate::gpu::text::knob;
@@ -16,7 +17,14 @@ pub enum Span {
     Phase(&'static str),
     /// A barrier of the grid, with what is done in it.
     Barrier,
+    /// From the end of a launch to the begin of the next.
+    Launch,
 }
+
+/// The draw, as its kernel is called without times.
+const DRAW: Span = Span::Phase("decode_pick");
+/// Steps in a row.
+const STEPS: usize = 2;
 
 /// The spans of a grid in order; it leaves one stamp more.
 fn spans(part: &Part) -> Vec<Span> {
@@ -40,24 +48,62 @@ fn spans(part: &Part) -> Vec<Span> {
     spans
 }
 
-/// A step that leaves times.
+/// A launch that leaves times.
+struct Run {
+    /// Its groups, each of which leaves one stamp more than there are spans.
+    groups: usize,
+    spans: Vec<Span>,
+}
+
+impl Run {
+    fn stamps(&self) -> usize {
+        self.groups * (self.spans.len() + 1)
+    }
+}
+
+/// Steps that leave times.
 pub struct Stamped {
-    /// Its launches, the draw's behind the grids.
+    /// Their launches.
     pub launches: Vec<Launch>,
-    /// The spans of each grid.
-    pub spans: Vec<Vec<Span>>,
-    /// Groups of a grid.
-    pub groups: usize,
+    /// Those of one step: the grids, then the draw.
+    runs: Vec<Run>,
+}
+
+/// The launches of a step under `config`.
+fn runs(model: &Model, config: &Config) -> Result<Vec<Run>, Rejection> {
+    let groups = knob(config, "BLOCKS")?;
+    let mut runs: Vec<Run> =
+        parts(config, model.layers).iter().map(|part| Run { groups, spans: spans(part) }).collect();
+    runs.push(Run { groups: 1, spans: vec![DRAW] });
+    Ok(runs)
+}
+
+/// Nanoseconds from one stamp of a group to a later one of it; the clock's bits go round every four seconds.
+fn later(from: u32, to: u32) -> f64 {
+    f64::from(to.wrapping_sub(from))
+}
+
+/// The same between groups, where either may be the earlier one.
+fn apart(from: u32, to: u32) -> f64 {
+    f64::from(to.wrapping_sub(from).cast_signed())
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let n = values.len() as f64;
+    values.sum::<f64>() / n
 }
 
 impl Stamped {
-    /// Bytes of `ticks` for a step of `model` under `config`.
+    /// Steps, of which the last is read.
+    pub const STEPS: usize = STEPS;
+
+    /// Bytes of `ticks` for steps of `model` under `config`.
     pub fn ticks_bytes(model: &Model, config: &Config) -> Result<usize, Rejection> {
-        let stamps: usize = parts(config, model.layers).iter().map(|p| spans(p).len() + 1).sum();
-        Ok(4 * stamps * knob(config, "BLOCKS")?)
+        Ok(4 * STEPS * runs(model, config)?.iter().map(Run::stamps).sum::<usize>())
     }
 
-    /// The step under `config`, whose path is `token` or `layer`; times go to `ticks`, u32 `[stamps][groups]` of each grid.
+    /// The steps under `config`, whose path is `token` or `layer`; times go to `ticks`, u32 `[stamps][groups]` of each
+    /// launch.
     pub fn new(
         (model, at): (&Model, &ModelAt),
         memory: &Memory,
@@ -66,37 +112,76 @@ impl Stamped {
         machine: &Machine<'_>,
     ) -> Result<Stamped, Rejection> {
         let step = Step::new((model, at), memory, config, machine)?;
-        let (mut launches, mut all, mut offset) = (Vec::new(), Vec::new(), ticks.offset);
-        for part in parts(config, model.layers) {
-            let spans = spans(&part);
-            let bytes = 4 * step.groups * (spans.len() + 1);
-            let mine = ticks.buffer.slice(offset, bytes).map_err(|e| Rejection::Launch(e.to_string()))?;
-            launches.push(step.stamped(&part, mine)?);
-            all.push(spans);
-            offset += bytes;
+        let (runs, parts) = (runs(model, config)?, parts(config, model.layers));
+        let (mut launches, mut offset) = (Vec::new(), ticks.offset);
+        for _ in 0..STEPS {
+            for (i, run) in runs.iter().enumerate() {
+                let mine = ticks.buffer.slice(offset, 4 * run.stamps());
+                let mine = mine.map_err(|e| Rejection::Launch(e.to_string()))?;
+                launches.push(match parts.get(i) {
+                    Some(part) => step.stamped(part, mine)?,
+                    None => step.stamped_draw(mine)?,
+                });
+                offset += 4 * run.stamps();
+            }
         }
-        launches.extend(step.draw(&Draw::Greedy)?);
-        Ok(Stamped { launches, spans: all, groups: step.groups })
+        Ok(Stamped { launches, runs })
     }
 
-    /// Nanoseconds of each span, in the order of the grids, as means over the groups; `ticks` is what a run left.
+    /// Nanoseconds of each span of the last step in order, as means over the groups; `ticks` is what a run left.
+    ///
+    /// They add up to the time from the end of the step before to its own.
     pub fn read(&self, ticks: &[u8]) -> Vec<(Span, f64)> {
-        let stamp = |n: usize| ticks.get(4 * n..4 * n + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        let (mut times, mut first) = (Vec::new(), 0);
-        for spans in &self.spans {
-            for (i, span) in spans.iter().enumerate() {
-                let at = first + i * self.groups;
-                // The clock's low bits go round every four seconds.
-                let ns = |g: usize| f64::from(stamp(at + self.groups + g).wrapping_sub(stamp(at + g)));
-                times.push((*span, (0..self.groups).map(ns).sum::<f64>() / self.groups as f64));
+        let stamps: Vec<u32> = ticks.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let (mut times, mut first) = (Vec::new(), stamps.len() / STEPS);
+        // The draw is one group of one span: the last stamp before the step is its end.
+        let mut ends = &stamps[first - 1..first];
+        for run in &self.runs {
+            let row = |i: usize| &stamps[first + i * run.groups..][..run.groups];
+            let of = |rows: &[u32]| mean(rows.iter().map(|t| apart(ends[0], *t)));
+            times.push((Span::Launch, of(row(0)) - of(ends)));
+            for (i, span) in run.spans.iter().enumerate() {
+                times.push((*span, mean(row(i).iter().zip(row(i + 1)).map(|(a, b)| later(*a, *b)))));
             }
-            first += (spans.len() + 1) * self.groups;
+            ends = row(run.spans.len());
+            first += run.stamps();
         }
         times
     }
 
-    /// Barriers of the step.
+    /// Barriers of a step.
     pub fn barriers(&self) -> usize {
-        self.spans.iter().flatten().filter(|s| **s == Span::Barrier).count()
+        self.runs.iter().flat_map(|r| &r.spans).filter(|s| **s == Span::Barrier).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spans_of_a_step_add_up_to_the_time_between_two_draws() {
+        // A grid of two groups with a phase, a barrier and a phase, then the draw; the clock goes round in between.
+        let spans = vec![Span::Phase("a"), Span::Barrier, Span::Phase("b")];
+        let runs = vec![Run { groups: 2, spans }, Run { groups: 1, spans: vec![DRAW] }];
+        let stamped = Stamped { launches: Vec::new(), runs };
+        let start = 0u32.wrapping_sub(60);
+        let step = |at: u32| {
+            [10, 14, 30, 50, 60, 60, 90, 80, 100, 107].map(|t| start.wrapping_add(at).wrapping_add(t)).to_vec()
+        };
+        // The draw before ends at 107, the next grid begins at 120 and 124: 13 and 17 later.
+        let ticks: Vec<u8> = [step(0), step(110)].concat().iter().flat_map(|t| t.to_le_bytes()).collect();
+        let times = stamped.read(&ticks);
+        let wanted = [
+            (Span::Launch, 15.0),
+            (Span::Phase("a"), 28.0),
+            (Span::Barrier, 20.0),
+            (Span::Phase("b"), 25.0),
+            (Span::Launch, 15.0),
+            (DRAW, 7.0),
+        ];
+        assert_eq!(times, wanted);
+        assert_eq!(times.iter().map(|t| t.1).sum::<f64>(), 110.0);
+        assert_eq!(stamped.barriers(), 1);
     }
 }

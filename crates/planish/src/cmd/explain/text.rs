@@ -126,6 +126,7 @@ fn roofs(e: &Explained) -> String {
     let stamped = b
         .stamped_ns
         .map_or(String::new(), |s| format!("; waiting by stamps {} us, the work's unevenness with it", us_bounds(&s)));
+    let between = l.stamped_ns.map_or(String::new(), |s| format!("; between them by stamps {} us", us_bounds(&s)));
     let kernels: usize = m.rows.iter().map(|row| row.launches).sum();
     report::pairs(&[
         ("reading", read),
@@ -133,7 +134,7 @@ fn roofs(e: &Explained) -> String {
         (
             "launches",
             format!(
-                "{kernels} kernels in {} handed over; queue {} us, wait {} us{}",
+                "{kernels} kernels in {} handed over; queue {} us, wait {} us{}{between}",
                 l.count,
                 us_bounds(&l.queue_ns),
                 us_bounds(&l.wait_ns),
