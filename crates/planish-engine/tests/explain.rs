@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use planish_device::cuda::nvrtc::Nvrtc;
 use planish_device::fake::{Cost, Fake, Noise, Sampling, Script};
 use planish_device::host::{HostOptions, Mode};
-use planish_device::{Backend, Call, Cpu, CpuOptions, Host, Native};
+use planish_device::{Backend, Call, Cpu, CpuOptions, Host, Native, recorder};
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::explain::verdict::{Bound, verdict};
@@ -22,6 +23,7 @@ use planish_engine::plan::Defaults;
 use planish_engine::probes::Roof;
 use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
+use planish_kernels::gpu::record;
 use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
 
@@ -239,6 +241,40 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
         assert!(row > 0.0 && row < 4.0 * hyper.hidden as f64 + 1.0, "one row of the embedding: {row}");
         assert!(demand > 0.9 * weights.bytes_per_token as f64, "{demand} {}", weights.bytes_per_token);
         assert!(m.attributed.median > 0.05 && m.attributed.median < 20.0, "{route:?}: {:?}", m.attributed);
+    }
+}
+
+/// What explain alone launches compiles for a card without spills, which its figures would be of; NVRTC needs no card.
+#[test]
+fn stamped_launches_compile_for_a_card() {
+    let nvrtc = match Nvrtc::find(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("nvrtc")) {
+        Ok(nvrtc) => nvrtc,
+        Err(e) => return println!("skipped: {e}"),
+    };
+    let (arch, card) = ("sm_90a", record::card("sm_90a"));
+    let path = common::golden_dir().join("tiny").join("llama-q4_0.gguf");
+    let gguf = Arc::new(Gguf::open(&path).expect("a golden model"));
+    let hyper = Hyper::read(&gguf).expect("hyperparameters");
+    let weights = gpu::Weights::empty(&gguf, &hyper, &card).expect("weights");
+    let machine = Machine { backend: &card, isa: Isa::Portable };
+    let options = gpu::Options {
+        context: 64,
+        activations: Activations::Int8,
+        route: Some(Route::Token),
+        sampled: false,
+        ahead: 1,
+        chunk: 0,
+    };
+    let decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
+    let (stamped, _) = decoder.stamped(&weights).expect("made").expect("a path of grids");
+    let names: Vec<&str> = stamped.launches.iter().map(|l| &*l.program.name).collect();
+    assert_eq!(names, ["decode_stamped", "decode_pick_stamped"].repeat(2));
+    for launch in &stamped.launches[..2] {
+        let name = &launch.program.name;
+        let source = recorder::source(&launch.program).expect("kernel text");
+        let cubin = nvrtc.compile(arch, source).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = cubin.kernel(name).unwrap_or_else(|| panic!("there is no kernel {name}"));
+        assert_eq!(kernel.spill_bytes, 0, "{name}");
     }
 }
 
