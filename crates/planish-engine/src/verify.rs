@@ -227,19 +227,20 @@ pub fn feed(decoder: &mut dyn Feed, prompt: &Prompt, path: Path) -> Result<Dump>
     Ok(Dump { ids: prompt.ids.clone(), logits, positions: wants_all.then_some(positions), greedy: Vec::new() })
 }
 
-/// Follows the greedy continuation of a prompt that was fed last and gave `dump`, up to where another token comes.
-pub fn go_on(decoder: &mut dyn Feed, prompt: &Prompt, dump: &mut Dump) -> Result<()> {
-    let mut next = greedy_token(Isa::Portable, &dump.logits);
+/// Follows the greedy continuation of a prompt that was fed last and gave `dump`, up to where another token comes; the
+/// logits behind the last token that was fed.
+pub fn go_on(decoder: &mut dyn Feed, prompt: &Prompt, dump: &mut Dump) -> Result<Vec<f32>> {
+    let mut logits = dump.logits.clone();
     for want in &prompt.greedy_ids {
         // Without one the logits are broken, which the verdict says.
-        let Some(id) = next else { break };
+        let Some(id) = greedy_token(Isa::Portable, &logits) else { break };
         dump.greedy.push(id);
         if id != *want || dump.greedy.len() == prompt.greedy_ids.len() {
             break;
         }
-        next = greedy_token(Isa::Portable, decoder.feed(&[id])?);
+        logits.copy_from_slice(decoder.feed(&[id])?);
     }
-    Ok(())
+    Ok(logits)
 }
 
 /// Judges a dump in arithmetic `mode`: `f32`, `f32_kv16`, `int8`, `int8_kv16`.

@@ -68,7 +68,7 @@ pub struct Effort<'a> {
     pub longest: usize,
     /// When to stop.
     pub deadline: Option<Instant>,
-    /// Set to stop after at most one prompt more.
+    /// Set to stop after a prompt or two.
     pub cancel: &'a AtomicBool,
     /// Told how much of the case is done, from 0 to 1, by the tokens to be fed.
     pub told: &'a dyn Fn(f64),
@@ -108,7 +108,7 @@ pub struct Ran {
     pub ways: usize,
     /// Programs, by op, shape and configuration, that were run for the first time.
     pub programs: usize,
-    /// Prompts, other than those of the defaults, whose logits have the bits of the default's.
+    /// Of the configurations, those that gave a sample the bits of the default, and were judged by those.
     pub same: usize,
     /// Largest error over its limit.
     pub worst: f64,
@@ -136,47 +136,94 @@ pub fn prompts(file: &ExpectedFile, effort: &Effort<'_>) -> (Vec<Prompt>, usize)
     (prompts, context)
 }
 
+/// A prompt, or its head, and how it is fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fed {
+    prompt: usize,
+    tokens: usize,
+    path: Path,
+    /// Whether the greedy continuation is followed.
+    on: bool,
+}
+
+impl Fed {
+    /// Whether the same is fed in the same way, continued or not.
+    fn is(&self, other: &Fed) -> bool {
+        (self.prompt, self.tokens, self.path) == (other.prompt, other.tokens, other.path)
+    }
+
+    /// Tokens, weighed by their time.
+    fn weight(&self, prompts: &[Prompt]) -> usize {
+        let alone = if self.path == Path::Steps { self.tokens } else { 0 };
+        let continued = if self.on { prompts[self.prompt].greedy_ids.len() } else { 0 };
+        self.tokens + (ALONE - 1) * alone + ALONE * continued
+    }
+}
+
+/// What was fed gave: logits, and those behind the continuation.
+struct Given {
+    fed: Fed,
+    dump: Dump,
+    end: Vec<f32>,
+}
+
+impl Given {
+    /// Whether both have the same bits.
+    fn same(&self, other: &Given) -> bool {
+        let bits = |g: &Given| g.end.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        let on = !self.fed.on || (self.dump.greedy == other.dump.greedy && bits(self) == bits(other));
+        on && self.dump.apart(&other.dump).0 == 0
+    }
+}
+
 /// A configuration of a case in one arithmetic, and what is fed to it.
 struct Turn<'c> {
     class: &'c Class,
     number: usize,
-    news: News,
-    /// Prompts by number, and how each is fed.
-    fed: Vec<(usize, Path)>,
+    /// What shows the bits of programs that are new: the first steps of a long prompt to those of prefill, all of it and
+    /// its continuation where they read a cache, and a prompt token by token to those of decode.
+    sample: Vec<Fed>,
+    /// What is judged where these are not the bits of the default.
+    all: Vec<Fed>,
 }
 
 impl<'c> Turn<'c> {
-    /// Feeds what shows a fault in what is new: prompts as prefill to a prefill step, token by token to a step of decode.
-    ///
-    /// The cache behind a prompt that is too long for that is what the steps read that continue it.
-    fn new(class: &'c Class, (number, news): (usize, News), prompts: &[Prompt], effort: &Effort<'_>) -> Turn<'c> {
-        let fed = prompts.iter().enumerate().flat_map(|(i, p)| {
-            let (short, continued) = (p.ids.len() <= effort.stepped, !p.greedy_ids.is_empty());
-            let prefill = news.prefill || (news.keys && !short && continued);
-            let ways = [(Path::Prefill, prefill), (Path::Steps, news.decode && short)];
-            ways.into_iter().filter(|(_, fed)| *fed).map(move |(path, _)| (i, path))
-        });
-        Turn { class, number, news, fed: fed.collect() }
+    fn new(class: &'c Class, (number, news): (usize, News), feeding: &Feeding<'_>) -> Turn<'c> {
+        let Feeding { prompts, stepped, head } = *feeding;
+        let fed = |i: usize, path| Fed { prompt: i, tokens: prompts[i].ids.len(), path, on: true };
+        let short = |i: &usize| prompts[*i].ids.len() <= stepped;
+        let (every, long) = (0..prompts.len(), |i: &usize| prompts[*i].ids.len());
+        let prefill = every.clone().filter(|i| news.prefill || (news.keys && !short(i))).map(|i| fed(i, Path::Prefill));
+        let steps = every.clone().filter(|i| news.decode && short(i)).map(|i| fed(i, Path::Steps));
+        let mut sample = Vec::new();
+        if let Some(whole) = every.clone().max_by_key(long).map(|i| fed(i, Path::Prefill)) {
+            let continued = !prompts[whole.prompt].greedy_ids.is_empty();
+            if news.keys && (news.prefill || continued) {
+                sample.push(whole);
+            } else if news.prefill {
+                sample.push(Fed { tokens: whole.tokens.min(head), on: false, ..whole });
+            }
+        }
+        let longest = every.filter(short).max_by_key(long).filter(|_| news.decode);
+        sample.extend(longest.map(|i| Fed { on: false, ..fed(i, Path::Steps) }));
+        Turn { class, number, sample, all: prefill.chain(steps).collect() }
     }
 
-    /// Whether a prompt that gave `same` bits as in the default is continued.
-    ///
-    /// The default continues each. Steps that gave its bits would go on to give them, but for those that read a cache of
-    /// another length; and a prompt that is fed in both ways is continued behind the first.
-    fn continues(&self, i: usize, path: Path, same: bool) -> bool {
-        let first = path == Path::Prefill || !self.fed.contains(&(i, Path::Prefill));
-        self.number == 0 || (first && (!same || self.news.keys))
-    }
-
-    /// Tokens to be fed, weighed by their time.
+    /// What is fed as far as is known before.
     fn weight(&self, prompts: &[Prompt]) -> usize {
-        let one = |(i, path): &(usize, Path)| {
-            let (fed, continued) = (prompts[*i].ids.len(), prompts[*i].greedy_ids.len());
-            let fed = if *path == Path::Prefill { fed } else { ALONE * fed };
-            fed + if self.continues(*i, *path, true) { ALONE * continued } else { 0 }
-        };
-        self.fed.iter().map(one).sum()
+        let all = self.all.iter().filter(|_| self.number == 0);
+        all.chain(&self.sample).map(|f| f.weight(prompts)).sum()
     }
+}
+
+/// What turns choose from.
+#[derive(Clone, Copy)]
+struct Feeding<'p> {
+    prompts: &'p [Prompt],
+    /// Longest prompt that is also fed one token at a time.
+    stepped: usize,
+    /// Tokens that go through a whole step of prefill and through a part of one.
+    head: usize,
 }
 
 /// What a failed prompt is traced with.
@@ -188,7 +235,7 @@ struct Walk<'w> {
     effort: &'w Effort<'w>,
     ran: Ran,
     /// What the default of the arithmetic gave.
-    default: Vec<(usize, Path, Dump)>,
+    default: Vec<Given>,
     /// Weight of what is done, and of all turns.
     done: usize,
     all: usize,
@@ -200,37 +247,82 @@ impl<'w> Walk<'w> {
         Walk { prompts, effort, ran: Ran::default(), default: Vec::new(), done: 0, all }
     }
 
-    /// Feeds and judges what `turn` says; stops where the effort is over.
+    fn given(&self, decoder: &mut dyn Feed, fed: Fed) -> Result<Given> {
+        let prompt = &self.prompts[fed.prompt];
+        if fed.tokens < prompt.ids.len() {
+            let ids = prompt.ids[..fed.tokens].to_vec();
+            let head = Prompt { ids, probe_logits_all: None, greedy_ids: Vec::new(), ..prompt.clone() };
+            return Ok(Given { fed, dump: verify::feed(decoder, &head, fed.path)?, end: Vec::new() });
+        }
+        let mut dump = verify::feed(decoder, prompt, fed.path)?;
+        let end = if fed.on { verify::go_on(decoder, prompt, &mut dump)? } else { Vec::new() };
+        Ok(Given { fed, dump, end })
+    }
+
+    /// Whether the sample has the bits of the default.
+    fn alike(&self, turn: &Turn<'_>, decoder: &mut dyn Feed) -> Result<bool> {
+        for fed in &turn.sample {
+            let given = self.given(decoder, *fed)?;
+            let default = self.default.iter().find(|d| d.fed.is(fed));
+            if !default.is_some_and(|default| given.same(default)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Feeds what `turn` says, and judges it where it is the default or has other bits; stops where the effort is over.
     fn take(&mut self, turn: &Turn<'_>, decoder: &mut dyn Feed, failed: &Failed<'_>) -> Result<Flow> {
         self.ran.ways += 1;
         if turn.number == 0 {
             self.default.clear();
+        } else if self.alike(turn, decoder)? {
+            self.ran.same += 1;
+            return Ok(self.went_on(turn));
         }
-        for (i, path) in &turn.fed {
+        for fed in &turn.all {
             if self.effort.over(&self.ran) {
                 self.ran.partial = true;
                 return Ok(Flow::Stop);
             }
-            let prompt = &self.prompts[*i];
-            let mut dump = verify::feed(decoder, prompt, *path)?;
-            let beside = self.default.iter().find(|(n, p, _)| (n, p) == (i, path));
-            let same = beside.is_some_and(|(.., default)| default.apart(&dump).0 == 0);
-            if turn.continues(*i, *path, same) {
-                verify::go_on(decoder, prompt, &mut dump)?;
-            }
-            let verdict = verify::judge(prompt, &dump, turn.class.mode, *path)?;
-            self.ran.take(&verdict, same);
+            let given = self.given(decoder, *fed)?;
+            let prompt = &self.prompts[fed.prompt];
+            let verdict = verify::judge(prompt, &given.dump, turn.class.mode, fed.path)?;
+            self.ran.take(&verdict);
             if !verdict.reasons.is_empty() {
-                self.ran.failures.push(failed(prompt, *path, verdict)?);
+                self.ran.failures.push(failed(prompt, fed.path, verdict)?);
             }
             if turn.number == 0 {
-                self.default.push((*i, *path, dump));
+                self.default.push(given);
             }
         }
+        for fed in turn.sample.iter().filter(|_| turn.number == 0) {
+            let given = self.given(decoder, *fed)?;
+            self.default.push(given);
+        }
+        Ok(self.went_on(turn))
+    }
+
+    /// Tells how far it is, and whether to go on.
+    fn went_on(&mut self, turn: &Turn<'_>) -> Flow {
         self.done += turn.weight(self.prompts);
         (self.effort.told)(self.done as f64 / self.all.max(1) as f64);
-        Ok(Flow::Continue)
+        self.ran.partial = self.done < self.all && self.effort.over(&self.ran);
+        if self.ran.partial { Flow::Stop } else { Flow::Continue }
     }
+}
+
+/// The turns of one arithmetic from its `ways`; the default is also fed what others are compared with.
+fn turns<'c>(class: &'c Class, ways: Vec<(usize, News)>, feeding: &Feeding<'_>) -> Vec<Turn<'c>> {
+    let mut turns: Vec<Turn<'_>> = ways.into_iter().map(|way| Turn::new(class, way, feeding)).collect();
+    let mut more: Vec<Fed> = Vec::new();
+    for fed in turns.iter().skip(1).flat_map(|t| &t.sample) {
+        if !turns[0].all.iter().chain(&more).any(|known| known.is(fed)) {
+            more.push(*fed);
+        }
+    }
+    turns[0].sample = more;
+    turns
 }
 
 /// Runs `case`, whose model is open, on the CPU; a program that is among `seen` is not run again.
@@ -247,7 +339,7 @@ pub fn on_cpu(
     let all_logits = prompts.iter().any(|p| p.probe_logits_all.is_some());
     let (hyper, weights, before) = (&model.file.hyper, &model.weights, seen.count());
     let options = |class: &Class| class.options(context, chunk, all_logits);
-    let mut turns = Vec::new();
+    let mut all = Vec::new();
     for class in effort.classes.iter().filter(|c| c.known(&prompts)) {
         let plan = Planned::new(machine, hyper, weights, options(class), &Way { number: 0, only: None })?;
         let plans = [&plan.decode_plan[..], &plan.prefill_plan[..]];
@@ -256,11 +348,12 @@ pub fn on_cpu(
         } else {
             vec![(0, News::ALL)]
         };
-        turns.extend(found.into_iter().map(|way| Turn::new(class, way, &prompts, effort)));
+        let feeding = Feeding { prompts: &prompts, stepped: effort.stepped, head: chunk + chunk / 4 + 1 };
+        all.extend(turns(class, found, &feeding));
     }
-    let mut walk = Walk::new(&prompts, effort, &turns);
+    let mut walk = Walk::new(&prompts, effort, &all);
     walk.ran.programs = seen.count() - before;
-    for turn in &turns {
+    for turn in &all {
         let (class, way, options) = (turn.class, Way { number: turn.number, only: None }, options(turn.class));
         let failed = |prompt: &Prompt, feed: Path, verdict: Verdict| {
             let scene = Scene { machine, model, prompt, feed, chunk };
@@ -323,19 +416,18 @@ impl OnGpu<'_> {
         let (prompts, context) = prompts(&file, effort);
         let hyper = &self.model.file.hyper;
         let context = context.next_multiple_of(CONTEXT_STEP).min(hyper.context);
-        let (mut turns, mut ways) = (Vec::new(), Vec::new());
+        let (mut all, mut ways) = (Vec::new(), Vec::new());
         // The cache of a GPU is f16.
         for class in effort.classes.iter().filter(|c| c.kv == KvType::F16 && c.known(&prompts)) {
-            for (number, way) in self.ways(&self.options(class, context, None), effort.every_way).into_iter().enumerate()
-            {
-                // A prompt goes through kernels of its own, which are the same in every way.
-                let news = News { prefill: number == 0, ..News::ALL };
-                turns.push(Turn::new(class, (number, news), &prompts, effort));
-                ways.push(way);
-            }
+            let more = self.ways(&self.options(class, context, None), effort.every_way);
+            // A prompt goes through kernels of its own, which are the same in every way.
+            let news = |number| (number, News { prefill: number == 0, ..News::ALL });
+            let feeding = Feeding { prompts: &prompts, stepped: effort.stepped, head: 0 };
+            all.extend(turns(class, (0..more.len()).map(news).collect(), &feeding));
+            ways.extend(more);
         }
-        let mut walk = Walk::new(&prompts, effort, &turns);
-        for (turn, (route, config)) in turns.iter().zip(&ways) {
+        let mut walk = Walk::new(&prompts, effort, &all);
+        for (turn, (route, config)) in all.iter().zip(&ways) {
             let (class, options) = (turn.class, self.options(turn.class, context, *route));
             let failed = |prompt: &Prompt, feed: Path, verdict: Verdict| {
                 let scene = Scene { machine: self.cpu, model: self.model, prompt, feed, chunk: prompt.ids.len() };
@@ -378,10 +470,9 @@ impl OnGpu<'_> {
 }
 
 impl Ran {
-    /// Counts a verdict, and whether its logits have the default's bits.
-    fn take(&mut self, verdict: &Verdict, same: bool) {
+    /// Counts a verdict.
+    fn take(&mut self, verdict: &Verdict) {
         self.judged += 1;
-        self.same += usize::from(same);
         self.worst = self.worst.max(verdict.measures.rms / verdict.limits.rms);
     }
 }
@@ -423,5 +514,131 @@ impl Trace<'_> {
             }
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const CLASS: &Class = &Class::ALL[0];
+
+    /// Logits after `ids` by a rule that is nobody's model; no two are equal.
+    fn logits(ids: &[u32]) -> Vec<f32> {
+        let sum: u32 = ids.iter().sum();
+        (0..8).map(|i| ((sum % 10 + 1) * (i + 3) % 11) as f32).collect()
+    }
+
+    fn prompt(tokens: u32, greedy: usize) -> Prompt {
+        let ids: Vec<u32> = (0..tokens).map(|i| i % 7).collect();
+        let (mut all, mut greedy_ids) = (ids.clone(), Vec::new());
+        for _ in 0..greedy {
+            let id = crate::generate::greedy_token(planish_kernels::cpu::isa::Isa::Portable, &logits(&all));
+            let id = id.expect("a largest logit");
+            greedy_ids.push(id);
+            all.push(id);
+        }
+        let zero = json!({ "rms": 0.0, "max": 0.0, "kl": 0.0, "shift": 0.0 });
+        let prompt = json!({
+            "name": format!("{tokens}"), "ids": ids, "logits_last": logits(&ids), "top_gap": 1.0,
+            "greedy_ids": greedy_ids, "greedy_gaps": vec![1.0; greedy], "deviation": { CLASS.mode: zero },
+        });
+        serde_json::from_value(prompt).expect("a prompt")
+    }
+
+    /// A decoder by the rule, off by some in every logit but the first once so many tokens are in the cache.
+    struct Rule {
+        ids: Vec<u32>,
+        off: f32,
+        from: usize,
+        logits: Vec<f32>,
+        fed: usize,
+    }
+
+    impl Rule {
+        fn new(off: f32, from: usize) -> Rule {
+            Rule { ids: Vec::new(), off, from, logits: Vec::new(), fed: 0 }
+        }
+    }
+
+    impl Feed for Rule {
+        fn position(&self) -> usize {
+            self.ids.len()
+        }
+        fn truncate(&mut self, position: usize) {
+            self.ids.truncate(position);
+        }
+        fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+            self.ids.extend(ids);
+            self.fed += ids.len();
+            self.logits = logits(&self.ids);
+            let off = if self.ids.len() >= self.from { self.off } else { 0.0 };
+            self.logits.iter_mut().skip(1).for_each(|v| *v += off);
+            Ok(&self.logits)
+        }
+        fn feed_all(&mut self, _: &[u32]) -> Result<Vec<Vec<f32>>> {
+            Err(Error::request("no prompt has logits after every token"))
+        }
+    }
+
+    fn turn(number: usize, news: News, prompts: &[Prompt]) -> Turn<'static> {
+        Turn::new(CLASS, (number, news), &Feeding { prompts, stepped: 128, head: 121 })
+    }
+
+    const KEYS: News = News { decode: true, prefill: false, keys: true };
+    const DECODE: News = News { keys: false, ..KEYS };
+    const PREFILL: News = News { decode: false, prefill: true, keys: false };
+
+    #[test]
+    fn what_is_fed_reaches_what_is_new() {
+        let prompts = [prompt(5, 4), prompt(30, 4), prompt(334, 4)];
+        let told = |fed: &[Fed]| -> Vec<(usize, usize, bool, bool)> {
+            fed.iter().map(|f| (f.prompt, f.tokens, f.path == Path::Steps, f.on)).collect()
+        };
+        let [by_steps, head, whole] = [(1, 30, true, false), (2, 121, false, false), (2, 334, false, true)];
+        for (news, sample) in
+            [(DECODE, vec![by_steps]), (PREFILL, vec![head]), (KEYS, vec![whole, by_steps]), (News::ALL, vec![whole, by_steps])]
+        {
+            assert_eq!(told(&turn(1, news, &prompts).sample), sample, "{news:?}");
+        }
+        let (steps, long) = ([(0, 5, true, true), (1, 30, true, true)], (2, 334, false, true));
+        let prefill = [(0, 5, false, true), (1, 30, false, true), long];
+        assert_eq!(told(&turn(1, DECODE, &prompts).all), steps);
+        assert_eq!(told(&turn(1, KEYS, &prompts).all), [&[long][..], &steps].concat());
+        assert_eq!(told(&turn(1, PREFILL, &prompts).all), prefill);
+        assert_eq!(told(&turn(0, News::ALL, &prompts).all), [&prefill[..], &steps].concat());
+    }
+
+    #[test]
+    fn other_bits_than_the_defaults_are_judged_and_what_is_beyond_its_limit_fails() {
+        let (prompts, cancel) = ([prompt(5, 4), prompt(30, 4), prompt(334, 4)], AtomicBool::new(false));
+        let (classes, told) = (&Class::ALL[..1], |_: f64| ());
+        let (longest, deadline) = (usize::MAX, None);
+        let effort =
+            Effort { classes, every_way: true, stepped: 128, longest, deadline, cancel: &cancel, told: &told };
+        let feeding = Feeding { prompts: &prompts, stepped: 128, head: 121 };
+        let all = turns(CLASS, vec![(0, News::ALL), (1, KEYS), (2, PREFILL), (3, KEYS), (4, KEYS)], &feeding);
+        let mut walk = Walk::new(&prompts, &effort, &all);
+        let failed = |prompt: &Prompt, _: Path, verdict: Verdict| {
+            let (case, mode) = (prompt.name.clone(), CLASS.mode);
+            Ok(Failure { case, mode, way: 9, verdict, ops: Vec::new(), left: None })
+        };
+        let mut take = |walk: &mut Walk<'_>, at: usize, off: f32, from: usize| {
+            let mut decoder = Rule::new(off, from);
+            assert_eq!(walk.take(&all[at], &mut decoder, &failed).expect("fed"), Flow::Continue);
+            (walk.ran.judged, walk.ran.same, walk.ran.failures.len(), decoder.fed)
+        };
+        let continued = 3;
+        let default = 5 + 30 + 334 + 5 + 30 + 5 * continued + 121;
+        assert_eq!(take(&mut walk, 0, 0.0, 0), (5, 0, 0, default));
+        assert_eq!(take(&mut walk, 1, 0.0, 0), (5, 1, 0, 334 + continued + 30), "the same bits");
+        assert_eq!(take(&mut walk, 2, 0.0, 0), (5, 2, 0, 121), "the same bits");
+        // Other bits within rounding, and only where the cache is long: behind the sample's first logits.
+        assert_eq!(take(&mut walk, 3, 1e-6, 336).0, 5 + 3, "all that is new is judged");
+        let (judged, same, failures, _) = take(&mut walk, 4, 0.5, 0);
+        assert_eq!((judged, same, failures), (5 + 3 + 3, 2, 3));
+        assert_eq!((walk.done, walk.ran.ways), (walk.all, 5));
     }
 }

@@ -253,8 +253,9 @@ fn line(row: &Row<'_>) -> String {
     };
     let state = if ran.failures.is_empty() { "ok  " } else { "FAIL" };
     let partial = if ran.partial { ", cut short" } else { "" };
-    let Ran { judged, ways, programs, worst, .. } = ran;
-    let done = format!("{judged} prompts judged in {ways} configurations with {programs} new programs{partial}");
+    let Ran { judged, ways, same, programs, worst, .. } = ran;
+    let bits = format!("{same} of them with the bits of the default");
+    let done = format!("{judged} prompts judged; {programs} new programs in {ways} configurations, {bits}{partial}");
     let mut out = format!("{state} {name}: {done}, error at most {worst:.2} of its limit; {oracle}\n");
     for f in &ran.failures {
         let why = f.verdict.reasons.join("; ");
