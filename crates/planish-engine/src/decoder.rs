@@ -19,8 +19,8 @@ use crate::identity;
 use crate::plan::{self, Beyond, Calls, Choices, Chosen, Entry, Label};
 use crate::weights::{Layer, Weights};
 
-/// A step that takes longer than this has hung.
-const DEADLINE: Duration = Duration::from_secs(600);
+/// A step that takes longer than this has hung, wherever it runs.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Element type of the key/value cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

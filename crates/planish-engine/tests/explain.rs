@@ -219,12 +219,8 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
         if route == Route::Layer {
             continue;
         }
-        let mut subject = explain::gpu::Subject {
-            decoder: &mut decoder,
-            weights: &weights,
-            clock: &clock,
-            stop: &stop,
-        };
+        let mut subject =
+            explain::gpu::Subject { decoder: &mut decoder, weights: &weights, clock: &clock, stop: &stop };
         let effort = Effort { position: 5, tokens: 6, rounds: 6, positions: vec![1], drawn: 1 };
         let m = explain::gpu::measure(&mut subject, &effort).expect("measured");
         let names = ["embed", "qkv", "attend", "out", "up", "down", "head", "pick"];

@@ -326,13 +326,7 @@ fn turns<'c>(class: &'c Class, ways: Vec<(usize, News)>, feeding: &Feeding<'_>) 
 }
 
 /// Runs `case`, whose model is open, on the CPU; a program that is among `seen` is not run again.
-pub fn on_cpu(
-    case: &Case,
-    machine: Machine<'_>,
-    model: &Model,
-    effort: &Effort<'_>,
-    seen: &mut Seen,
-) -> Result<Ran> {
+pub fn on_cpu(case: &Case, machine: Machine<'_>, model: &Model, effort: &Effort<'_>, seen: &mut Seen) -> Result<Ran> {
     let file = expected(case)?;
     let (prompts, context) = prompts(&file, effort);
     let chunk = chunk(&prompts).min(context);
@@ -598,9 +592,12 @@ mod tests {
             fed.iter().map(|f| (f.prompt, f.tokens, f.path == Path::Steps, f.on)).collect()
         };
         let [by_steps, head, whole] = [(1, 30, true, false), (2, 121, false, false), (2, 334, false, true)];
-        for (news, sample) in
-            [(DECODE, vec![by_steps]), (PREFILL, vec![head]), (KEYS, vec![whole, by_steps]), (News::ALL, vec![whole, by_steps])]
-        {
+        for (news, sample) in [
+            (DECODE, vec![by_steps]),
+            (PREFILL, vec![head]),
+            (KEYS, vec![whole, by_steps]),
+            (News::ALL, vec![whole, by_steps]),
+        ] {
             assert_eq!(told(&turn(1, news, &prompts).sample), sample, "{news:?}");
         }
         let (steps, long) = ([(0, 5, true, true), (1, 30, true, true)], (2, 334, false, true));
@@ -616,8 +613,7 @@ mod tests {
         let (prompts, cancel) = ([prompt(5, 4), prompt(30, 4), prompt(334, 4)], AtomicBool::new(false));
         let (classes, told) = (&Class::ALL[..1], |_: f64| ());
         let (longest, deadline) = (usize::MAX, None);
-        let effort =
-            Effort { classes, every_way: true, stepped: 128, longest, deadline, cancel: &cancel, told: &told };
+        let effort = Effort { classes, every_way: true, stepped: 128, longest, deadline, cancel: &cancel, told: &told };
         let feeding = Feeding { prompts: &prompts, stepped: 128, head: 121 };
         let all = turns(CLASS, vec![(0, News::ALL), (1, KEYS), (2, PREFILL), (3, KEYS), (4, KEYS)], &feeding);
         let mut walk = Walk::new(&prompts, &effort, &all);
@@ -625,7 +621,7 @@ mod tests {
             let (case, mode) = (prompt.name.clone(), CLASS.mode);
             Ok(Failure { case, mode, way: 9, verdict, ops: Vec::new(), left: None })
         };
-        let mut take = |walk: &mut Walk<'_>, at: usize, off: f32, from: usize| {
+        let take = |walk: &mut Walk<'_>, at: usize, off: f32, from: usize| {
             let mut decoder = Rule::new(off, from);
             assert_eq!(walk.take(&all[at], &mut decoder, &failed).expect("fed"), Flow::Continue);
             (walk.ran.judged, walk.ran.same, walk.ran.failures.len(), decoder.fed)

@@ -13,6 +13,7 @@ use super::position::{context, descending, fill, held};
 use super::step::{Demand, Piece, Plan, Step};
 use super::{At, Barriers, Beside, Bounds, Effort, Launches, Measured, ROUNDS_MIN, Row, left_over, token};
 use crate::arch::Hyper;
+use crate::decoder::DEADLINE;
 use crate::error::{Error, Result};
 use crate::generate::Flow;
 use crate::gpu::{By, GpuDecoder, Route, Weights};
@@ -28,9 +29,6 @@ pub struct Subject<'s, 'd> {
     /// Whether to end early.
     pub stop: &'s dyn Fn() -> bool,
 }
-
-/// A step that takes longer than this has hung.
-const DEADLINE: Duration = Duration::from_secs(600);
 
 /// The host's time for a drawn token, nanoseconds.
 #[derive(Default)]

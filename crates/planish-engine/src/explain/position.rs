@@ -24,12 +24,7 @@ pub fn held(held: usize, position: usize) -> Result<()> {
 
 /// Fills a cache of `context` positions with tokens that differ, up to the last position that is measured; each must have
 /// room for `behind` tokens.
-pub fn fill(
-    decoder: &mut dyn Feed,
-    effort: &Effort,
-    (vocab, context): (usize, usize),
-    behind: usize,
-) -> Result<()> {
+pub fn fill(decoder: &mut dyn Feed, effort: &Effort, (vocab, context): (usize, usize), behind: usize) -> Result<()> {
     let deepest = effort.positions.iter().copied().fold(effort.position, usize::max);
     if deepest + behind > context {
         let message = format!("position {deepest} and {behind} tokens from it on in a cache of {context}");

@@ -18,13 +18,12 @@ use super::OP;
 use super::chunk::{self, Chunks};
 use super::weights::Weights;
 use crate::arch::{Activation, Hyper};
+use crate::decoder::DEADLINE;
 use crate::error::{Error, Result};
 use crate::generate::Flow;
 use crate::identity::{Identities, key_of};
 use crate::plan::Chosen;
 
-/// A step that takes longer than this has hung.
-const DEADLINE: Duration = Duration::from_secs(600);
 /// Steps that are on the device before the host knows the token of the first of them, where nobody says otherwise.
 pub const AHEAD: usize = 3;
 /// Words of the step before its ring of drawn tokens.
