@@ -25,38 +25,40 @@ pub fn check() -> Result<()> {
 }
 
 /// Routes the next Ctrl-C to `requested`, and forgets those before.
-pub fn install() {
-    handle(Reads::GoOn);
-}
-
-/// The same, and a read that waits for input ends with `ErrorKind::Interrupted` when it comes.
-pub fn install_waking() {
-    handle(Reads::End);
-}
-
-/// What Ctrl-C does to a read that waits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reads {
-    GoOn,
-    End,
-}
-
 #[cfg(unix)]
-fn handle(reads: Reads) {
+pub fn install() {
     REQUESTED.store(false, Ordering::Relaxed);
     extern "C" fn on_interrupt(_: libc::c_int) {
         REQUESTED.store(true, Ordering::Relaxed);
     }
     let handler: extern "C" fn(libc::c_int) = on_interrupt;
-    let restart = if reads == Reads::GoOn { libc::SA_RESTART } else { 0 };
     // SAFETY: zeros are a valid `sigaction`, and the handler only stores to an atomic; after it ran once, the default
     // action is back.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESETHAND | restart;
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
         libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut());
     }
+}
+
+/// Waits until standard input has a line, or has ended; false when Ctrl-C came instead.
+///
+/// It looks at both in turn: a read that is about to begin is not ended by a Ctrl-C that comes just before it.
+#[cfg(unix)]
+pub fn or_input() -> bool {
+    const LOOK_MS: libc::c_int = 50;
+    let mut input = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+    while !requested() {
+        // SAFETY: one valid entry, for the length of the call.
+        let ready = unsafe { libc::poll(&raw mut input, 1, LOOK_MS) };
+        let broken_off = || std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
+        // What is wrong with the input is told by reading it.
+        if ready > 0 || ready < 0 && !broken_off() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Gives Ctrl-C back to the system, which ends the process.
@@ -68,7 +70,13 @@ pub fn uninstall() {
 
 /// Leaves Ctrl-C to the system.
 #[cfg(not(unix))]
-fn handle(_: Reads) {}
+pub fn install() {}
+
+/// Leaves the wait to the read.
+#[cfg(not(unix))]
+pub fn or_input() -> bool {
+    true
+}
 
 /// Ctrl-C is the system's.
 #[cfg(not(unix))]

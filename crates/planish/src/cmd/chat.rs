@@ -1,6 +1,6 @@
 //! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
 
-use std::io::{IsTerminal, stdin};
+use std::io::{BufReader, IsTerminal, stdin};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -49,25 +49,25 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
         ui.note("write a message; /exit leaves, /clear forgets the conversation, Ctrl-C stops an answer");
     }
     let mut outcome = Outcome::Done;
-    let mut lines = stdin().lock();
+    let mut lines = BufReader::new(stdin().lock());
     let mut leaving = false;
     loop {
         // During an answer the first Ctrl-C stops it and the second leaves. While a message is awaited, on a terminal the
         // first one drops the line, because it may have been meant for an answer that had just ended.
         if on_terminal {
-            interrupt::install_waking();
+            interrupt::install();
             crate::ui::prompt("> ");
         } else {
             interrupt::uninstall();
         }
-        let input = input::next(&mut lines, interrupt::requested).context("cannot read from standard input")?;
-        if input == Input::Interrupted {
+        if on_terminal && lines.buffer().is_empty() && !interrupt::or_input() {
             if std::mem::replace(&mut leaving, true) {
                 interrupt::check()?;
             }
             crate::ui::say("\nCtrl-C again leaves");
             continue;
         }
+        let input = input::next(&mut lines).context("cannot read from standard input")?;
         leaving = false;
         interrupt::install();
         match input {
@@ -86,7 +86,6 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
                     }
                 }
             },
-            Input::Interrupted => unreachable!("handled above"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lines of text from a stream that may hold anything, and reads that Ctrl-C ends.
+//! Lines of text from a stream that may hold anything.
 
 use std::io::{BufRead, ErrorKind, Result};
 
@@ -12,20 +12,17 @@ pub enum Input {
     Line(String),
     /// A line that is no text, and why.
     Refused(String),
-    /// Ctrl-C.
-    Interrupted,
     /// Nothing more will come.
     End,
 }
 
-/// The next line of `lines`; `interrupted` is asked when a read was broken off.
-pub fn next(lines: &mut impl BufRead, interrupted: impl Fn() -> bool) -> Result<Input> {
+/// The next line of `lines`.
+pub fn next(lines: &mut impl BufRead) -> Result<Input> {
     let mut line = Vec::new();
     let mut bytes = 0;
     loop {
         let chunk = match lines.fill_buf() {
             Ok(chunk) => chunk,
-            Err(e) if e.kind() == ErrorKind::Interrupted && interrupted() => return Ok(Input::Interrupted),
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
             Err(e) => return Err(e),
         };
@@ -85,35 +82,30 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(from: &[&[u8]], interrupted: bool, wants: &[Input]) {
+    fn check(from: &[&[u8]], wants: &[Input]) {
         let mut lines = parts(from);
         for want in wants {
-            assert_eq!(&next(&mut lines, || interrupted).unwrap(), want);
+            assert_eq!(&next(&mut lines).unwrap(), want);
         }
     }
 
     #[test]
     fn lines_come_whole_and_bad_ones_do_not_end_the_stream() {
         let line = |s: &str| Input::Line(s.to_owned());
-        check(&[b"one\ntw", b"o\n\nlast"], false, &[line("one"), line("two"), line(""), line("last"), Input::End]);
-        check(
-            &[b"a\xff\nb\n"],
-            false,
-            &[Input::Refused("is not UTF-8 at byte 1 of 3".to_owned()), line("b"), Input::End],
-        );
-        check(&["\u{e4}\n".as_bytes()], false, &[line("\u{e4}"), Input::End]);
+        check(&[b"one\ntw", b"o\n\nlast"], &[line("one"), line("two"), line(""), line("last"), Input::End]);
+        check(&[b"a\xff\nb\n"], &[Input::Refused("is not UTF-8 at byte 1 of 3".to_owned()), line("b"), Input::End]);
+        check(&["\u{e4}\n".as_bytes()], &[line("\u{e4}"), Input::End]);
     }
 
     #[test]
-    fn only_ctrl_c_ends_a_read_that_a_signal_broke_off() {
-        check(&[b"", b"a\n"], true, &[Input::Interrupted, Input::Line("a".to_owned())]);
-        check(&[b"a", b"", b"b\n"], false, &[Input::Line("ab".to_owned()), Input::End]);
+    fn a_read_that_a_signal_broke_off_goes_on() {
+        check(&[b"a", b"", b"b\n"], &[Input::Line("ab".to_owned()), Input::End]);
     }
 
     #[test]
     fn a_line_without_end_does_not_fill_the_memory() {
         let mut lines = io::BufReader::new(io::repeat(b'a').take(MOST_BYTES as u64 + 5).chain(&b"\nb"[..]));
-        assert!(matches!(next(&mut lines, || false).unwrap(), Input::Refused(why) if why.contains("16777216")));
-        assert_eq!(next(&mut lines, || false).unwrap(), Input::Line("b".to_owned()));
+        assert!(matches!(next(&mut lines).unwrap(), Input::Refused(why) if why.contains("16777216")));
+        assert_eq!(next(&mut lines).unwrap(), Input::Line("b".to_owned()));
     }
 }
