@@ -31,7 +31,7 @@ const N: usize = 1000;
 /// The deadline of what never ends, where one like it does: a machine that stops for a while keeps it all the same.
 const SHORT: Duration = Duration::from_secs(4);
 /// The deadline of what ends.
-const LONG: Duration = Duration::from_secs(300);
+const LONG: Duration = Duration::from_secs(900);
 
 /// y = 2 x; parameter `K` tells the candidates apart, and each is as right as the next but for one.
 static DOUBLE: Op = Op {

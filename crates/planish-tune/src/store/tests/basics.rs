@@ -221,9 +221,11 @@ const PLAIN_LOOKUPS_MOST: f64 = 5.0;
 #[test]
 fn one_hundred_thousand_records_are_looked_up_in_a_few_lookups_of_a_plain_map() {
     let (mut snapshot, mut plain) = (Snapshot::default(), HashMap::new());
+    let one = choice(0);
     for i in 0..100_000 {
-        assert!(snapshot.insert(Layer::User, i, choice(i as i64)));
-        plain.insert(key(i as i64), Box::new(choice(i as i64)));
+        let record = Choice { key: key(i as i64), ..one.clone() };
+        plain.insert(record.key.clone(), Box::new(record.clone()));
+        assert!(snapshot.insert(Layer::User, i, record));
     }
     let (id, keys): (_, Vec<Key>) = (identity(), (0..100_000).step_by(5).map(key).collect());
     let timed = |found: &dyn Fn() -> bool| {
