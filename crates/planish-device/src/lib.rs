@@ -18,7 +18,7 @@ pub use backend::{
     Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Stamp,
     Stamps, Timing, Token, View,
 };
-pub use cpu::{Cpu, CpuOptions};
+pub use cpu::{Cpu, CpuOptions, prefetch};
 pub use cuda::{Cuda, CudaOptions};
 pub use error::{Error, ErrorKind};
 pub use fake::Fake;

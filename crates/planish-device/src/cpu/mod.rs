@@ -50,6 +50,23 @@ pub(crate) fn new_owner() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Asks for the cache line at `at`, which need not be memory of ours: a line that cannot be had is left out.
+#[inline(always)]
+pub fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: it never faults.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}
+
 struct NativeProgram {
     owner: u64,
     run: Native,

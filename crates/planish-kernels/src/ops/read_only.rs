@@ -1,7 +1,9 @@
 //! `read_only`: sums of chunks of 4096 words; bound by read bandwidth, the control of ops that read.
 
-use planish_device::{Call, Launch, Plain};
-use planish_tune::{Config, Param, Rejection, Space, Value};
+use std::sync::Arc;
+
+use planish_device::{Call, Launch, Plain, prefetch};
+use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
 use crate::cpu::isa::Isa;
 use crate::gpu::read_only::{self as shared, CHUNK};
@@ -23,6 +25,11 @@ pub static READ_ONLY: Op = Op {
                     values: ints(&[1, 4]),
                 },
                 Param {
+                    name: "PREFETCH",
+                    trades: "bytes a single stream is ahead: latency against lines that come too early",
+                    values: ints(&[0, 1024]),
+                },
+                Param {
                     name: "CHUNKS",
                     trades: "chunks a task: balance between threads against the cost of claiming a task",
                     values: ints(&[4, 16, 64, 256]),
@@ -33,9 +40,13 @@ pub static READ_ONLY: Op = Op {
                     values: thread_values(machine),
                 },
             ],
-            constraints: Vec::new(),
+            constraints: vec![Constraint {
+                name: "PREFETCH with STREAMS=1".into(),
+                holds: Arc::new(|c| c.int("STREAMS") == Some(1) || c.int("PREFETCH") == Some(0)),
+            }],
             default: Config::new()
-                .with("STREAMS", 4)
+                .with("STREAMS", 1)
+                .with("PREFETCH", 1024)
                 .with("CHUNKS", 64)
                 .with("THREADS", i64::from(machine.backend.limits().max_threads)),
         }
@@ -54,6 +65,7 @@ struct P {
     words: usize,
     chunks: usize,
     streams: usize,
+    ahead: usize,
 }
 
 // SAFETY: plain values, made and read by this program only.
@@ -66,7 +78,9 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     };
     let (words, chunks) = (call.shape.size("words"), int("CHUNKS")?);
     let avx2 = matches!(machine.isa, Isa::Avx2 | Isa::Vnni) && Isa::Avx2.is_supported();
-    let params = P { avx2, words, chunks, streams: int("STREAMS")? };
+    let ahead = config.int("PREFETCH").and_then(|v| usize::try_from(v).ok());
+    let ahead = ahead.ok_or_else(|| Rejection::Constraint("PREFETCH is missing".into()))?;
+    let params = P { avx2, words, chunks, streams: int("STREAMS")?, ahead };
     let tasks = words.div_ceil(CHUNK * chunks);
     let threads = int("THREADS")? as u32;
     let launch = NativeLaunch { name: "read_only", run, params, tasks, threads, scratch_bytes: 0 };
@@ -86,23 +100,23 @@ unsafe fn run(call: &Call<'_>) {
         #[cfg(target_arch = "x86_64")]
         if p.avx2 {
             // SAFETY: AVX2 was found.
-            unsafe { sums_avx2(x, y, p.streams) };
+            unsafe { sums_avx2(x, y, p) };
             continue;
         }
-        sums(x, y, p.streams);
+        sums(x, y, p);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn sums_avx2(x: &[u32], y: &mut [u32], streams: usize) {
-    sums(x, y, streams);
+fn sums_avx2(x: &[u32], y: &mut [u32], p: &P) {
+    sums(x, y, p);
 }
 
-/// The sum of every chunk of `x`, one chunk of each of `streams` runs at a time.
+/// The sum of every chunk of `x`, one chunk of each of the streams at a time.
 #[inline(always)]
-fn sums(x: &[u32], y: &mut [u32], streams: usize) {
-    let run = if streams == 4 { x.len() / CHUNK / 4 } else { 0 };
+fn sums(x: &[u32], y: &mut [u32], p: &P) {
+    let run = if p.streams == 4 { x.len() / CHUNK / 4 } else { 0 };
     for i in 0..run {
         let chunk = |s: usize| &x[(s * run + i) * CHUNK..][..CHUNK];
         let found = four([chunk(0), chunk(1), chunk(2), chunk(3)]);
@@ -111,7 +125,7 @@ fn sums(x: &[u32], y: &mut [u32], streams: usize) {
         }
     }
     for (sum, chunk) in y[4 * run..].iter_mut().zip(x[4 * run * CHUNK..].chunks(CHUNK)) {
-        *sum = one(chunk);
+        *sum = one(chunk, p.ahead);
     }
 }
 
@@ -129,12 +143,17 @@ fn four(chunks: [&[u32]; 4]) -> [u32; 4] {
     sums.map(|s| s.iter().fold(0u32, |a, b| a.wrapping_add(*b)))
 }
 
-/// The sum of a chunk, which may be short.
+/// The sum of a chunk, which may be short; lines `ahead` bytes further on are asked for.
 #[inline(always)]
-fn one(chunk: &[u32]) -> u32 {
+fn one(chunk: &[u32], ahead: usize) -> u32 {
     let (lines, rest) = chunk.as_chunks::<32>();
     let mut sums = [0u32; 32];
     for line in lines {
+        if ahead > 0 {
+            let next = line.as_ptr().cast::<u8>().wrapping_add(ahead);
+            prefetch(next);
+            prefetch(next.wrapping_add(64));
+        }
         for (sum, x) in sums.iter_mut().zip(line) {
             *sum = sum.wrapping_add(*x);
         }
