@@ -313,3 +313,10 @@ template <class P, class Q, class C> static inline void simd_copy(P to, Q from, 
         for (uint i = lane; i < quads; i += 32) to[r * quads + i] = uint4(from[(size_t)min(row + r, last) * stride + i]);
 }
 template <class C> static inline void simd_copy_wait(C, uint, EXEC_LINE) { exec::simd_barrier(line); }
+// The same by the lanes themselves: SIMD_LOAD_WAIT(left) waits until at most `left`, a constant, of those that were started are
+// under way, the last ones; simd_load_none counts as one.
+static inline void simd_load_none() {}
+template <class P, class Q> static inline void simd_load(P to, Q from, uint row, uint last, uint stride, uint quads, uint rows, uint lane, EXEC_LINE) {
+    simd_copy(to, from, row, last, stride, quads, rows, 0, lane, line);
+}
+#define SIMD_LOAD_WAIT(left) ::exec::simd_barrier(__LINE__)

@@ -138,6 +138,11 @@ inline void simd_copy(threadgroup uint4* to, DEVICE const uint4* from, uint row,
         for (uint i = lane; i < quads; i += 32) to[r * quads + i] = from[ulong(min(row + r, last)) * stride + i];
 }
 inline void simd_copy_wait(threadgroup copy_t* c, uint turn) { SIMD_BARRIER(); }
+inline void simd_load_none() {}
+inline void simd_load(threadgroup uint4* to, DEVICE const uint4* from, uint row, uint last, uint stride, uint quads, uint rows, uint lane) {
+    simd_copy(to, from, row, last, stride, quads, rows, (threadgroup copy_t*)0, lane);
+}
+#define SIMD_LOAD_WAIT(left) SIMD_BARRIER()
 
 // simd_max, simd_min, simd_shuffle, simd_shuffle_up, simd_shuffle_xor and simd_sum over the 32 lanes are Metal's own.
 

@@ -80,6 +80,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("TYPES_DOWN", types(at.layers.iter().map(|l| l.down))),
         ("TYPES_HEAD", types([at.head].into_iter())),
         ("TYPE_EMBED", at.embedding.ty as i64),
+        ("COPIES", flag(config.name("COPIES") == Some("lanes"))),
         ("TILES", tiles as i64),
         ("QUADS", quads as i64),
         ("SLOTS", get("SLOTS")?),

@@ -151,6 +151,11 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
             ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4, 5, 6]),
+            planish_tune::Param {
+                name: "COPIES",
+                trades: "the copy engine's rate against the lanes' fewer instructions",
+                values: names(&["engine", "lanes"]),
+            },
         ],
         constraints: vec![
             named(
@@ -179,7 +184,8 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
             .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
             .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
-            .with("SLOTS", tier.pick([2, 2, 2, 3])),
+            .with("SLOTS", tier.pick([2, 2, 2, 3]))
+            .with("COPIES", "engine"),
     }
 }
 
