@@ -13,12 +13,12 @@ use planish_device::host::{HostOptions, Mode};
 use planish_device::{Backend, Cuda, CudaOptions, Host};
 use planish_engine::Error;
 use planish_engine::arch::Hyper;
-use planish_engine::generate::Flow;
+use planish_engine::generate::{Flow, Settings};
 use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{AHEAD, By, GpuDecoder, Options, Route, Weights};
 use planish_engine::verify::{self, Dump, ExpectedFile};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::cpu::sample::{Draw, Params, Workspace, sample};
+use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
 use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
 
@@ -221,23 +221,34 @@ fn widths_that_no_kernel_takes_are_refused_by_tensor() {
     }
 }
 
+/// What penalties count of the last `room` of `seen`.
+fn counts(seen: &[u32], room: usize) -> Vec<TokenCount> {
+    let mut window = seen[seen.len().saturating_sub(room)..].to_vec();
+    window.sort_unstable();
+    window.chunk_by(|a, b| a == b).map(|run| TokenCount { token: run[0], count: run.len() as u32 }).collect()
+}
+
 /// Tokens drawn on the device against those of the CPU's sampler on the device's own logits, fed one by one.
 #[track_caller]
 fn check_drawing(backend: &dyn Backend, name: &str, params: Params) {
     let loaded = load(backend, name).expect("weights");
     let (prompt, seed, most) = ([5, 17, 42], 11, 8);
     let draw = |step| Draw { seed, sequence: 0, step };
-    let by = match params.temperature > 0.0 {
-        true => By::Settings(planish_kernels::gpu::sample::settings(&params, draw(3))),
-        false => By::Likeliest,
-    };
+    // Four tokens have room: the prompt's are forgotten on the way.
+    let room = if params.repetition == 1.0 { 0 } else { 4 };
+    let settings = Settings { sampling: params, penalty_window: room, seed, max_tokens: 8 };
+    let by = planish_engine::gpu::generate::by(&settings, &prompt).expect("settings");
+    assert_eq!(matches!(by, By::Penalised(..)), room > 0);
     let mut alone = loaded.decoder(Activations::Int8, None, 16);
     let mut workspace = Workspace::new(loaded.hyper.vocab);
     let mut logits = alone.feed(&prompt).expect("logits").to_vec();
-    let mut wanted = Vec::new();
+    let (mut wanted, mut seen) = (Vec::new(), prompt.to_vec());
     for n in 0..most {
-        let id = sample(Isa::Portable, (&mut logits, &[]), &params, draw(3 + n), &mut workspace).expect("a token");
+        let history = counts(&seen, room);
+        let drawn = sample(Isa::Portable, (&mut logits, &history), &params, draw(3 + n), &mut workspace);
+        let id = drawn.expect("a token");
         wanted.push(id);
+        seen.push(id);
         logits = alone.feed(&[id]).expect("logits").to_vec();
     }
     let mut ahead = loaded.decoder(Activations::Int8, None, 16);
@@ -262,20 +273,25 @@ fn check_drawing(backend: &dyn Backend, name: &str, params: Params) {
     assert_eq!(Some(ids[0]), planish_engine::generate::greedy_token(Isa::Portable, &logits));
 }
 
-const DRAWS: [(f32, usize, f32, f32); 3] = [(0.0, 0, 1.0, 0.0), (1.5, 0, 1.0, 0.0), (0.9, 20, 0.9, 0.02)];
+fn draws() -> [Params; 5] {
+    let of = |temperature, top_k, top_p, min_p| Params { temperature, top_k, top_p, min_p, ..Params::default() };
+    let (greedy, filtered) = (of(0.0, 0, 1.0, 0.0), of(0.9, 20, 0.9, 0.02));
+    let penalised = |p| Params { repetition: 1.4, frequency: 0.3, presence: 0.2, ..p };
+    [greedy, of(1.5, 0, 1.0, 0.0), filtered, penalised(greedy), penalised(filtered)]
+}
 
 #[test]
 fn tokens_are_drawn_on_the_device_as_on_the_cpu() {
     let Some(host) = host() else { return };
-    for (temperature, top_k, top_p, min_p) in DRAWS {
-        check_drawing(host.as_ref(), "llama-q4_0", Params { temperature, top_k, top_p, min_p, ..Params::default() });
+    for params in draws() {
+        check_drawing(host.as_ref(), "llama-q4_0", params);
     }
 }
 
 #[test]
 fn tokens_are_drawn_on_a_card_as_on_the_cpu() {
     let Some(card) = card() else { return };
-    for (temperature, top_k, top_p, min_p) in DRAWS {
-        check_drawing(card.as_ref(), "llama-q4_0", Params { temperature, top_k, top_p, min_p, ..Params::default() });
+    for params in draws() {
+        check_drawing(card.as_ref(), "llama-q4_0", params);
     }
 }

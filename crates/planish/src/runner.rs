@@ -68,7 +68,7 @@ impl Opened {
         let runner = match self {
             Opened::Cpu(session) => Runner::Cpu(session, session.decoder()?.into()),
             Opened::Gpu(session) => {
-                let sampled = gpu::generate::by(settings, 0)? != By::Likeliest;
+                let sampled = gpu::generate::by(settings, &[])? != By::Likeliest;
                 Runner::Gpu(session, session.decoder(Options { sampled, ..session.options })?.into())
             }
         };

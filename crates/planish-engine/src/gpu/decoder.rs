@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use planish_device::{Init, Launch, Sequence, Slice, Token};
-use planish_kernels::gpu::decode::model::{Memory, Model, RING, STEP_WORDS};
+use planish_kernels::gpu::decode::model::{HISTORY, Memory, Model, RING, STEP_WORDS};
 use planish_kernels::gpu::decode::stamped::Stamped;
-use planish_kernels::gpu::decode::{self, Draw};
+use planish_kernels::gpu::decode::{self, Draw, Sampler};
 use planish_kernels::gpu::sample;
 use planish_kernels::op::{Attrs, Machine, OpCall, Shape};
 use planish_kernels::rope_table::RopeTable;
@@ -98,12 +98,37 @@ pub struct Spent {
 pub type Choose<'c> = &'c dyn Fn(&Shape, &Space) -> Result<Option<Chosen>>;
 
 /// How a token is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum By {
     /// The likeliest, the first of equals.
     Likeliest,
     /// By temperature and filters; the words of `sample::settings`, whose step the device counts up.
     Settings([u32; SETTINGS]),
+    /// The same with penalties.
+    Penalised([u32; SETTINGS], Window),
+}
+
+/// What penalties look back on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Tokens that it holds, 1 to `HISTORY`; the device puts those in that it draws.
+    pub room: usize,
+    /// The tokens before the first draw; those that have room count, from the newest back.
+    pub tokens: Vec<u32>,
+}
+
+impl Window {
+    /// As the device reads it.
+    fn words(&self) -> Result<Vec<u32>> {
+        if !(1..=HISTORY).contains(&self.room) {
+            let message = format!("penalties that look back on {} tokens: 1 to {HISTORY} on a GPU", self.room);
+            return Err(Error::request(message));
+        }
+        let newest = &self.tokens[self.tokens.len().saturating_sub(self.room)..];
+        let mut words = vec![newest.len() as u32, self.room as u32];
+        words.extend(newest);
+        Ok(words)
+    }
 }
 
 /// A model ready to run on a GPU.
@@ -113,6 +138,7 @@ pub struct GpuDecoder<'a> {
     options: Options,
     memory: Memory,
     settings: Slice,
+    window: Slice,
     steps: Steps,
     chunks: Option<Chunks>,
     route: Route,
@@ -132,6 +158,7 @@ struct Steps {
     watch: Sequence,
     likeliest: Sequence,
     settings: Option<Sequence>,
+    penalised: Option<Sequence>,
 }
 
 impl<'a> GpuDecoder<'a> {
@@ -159,6 +186,7 @@ impl<'a> GpuDecoder<'a> {
         let frozen = Frozen::new([locked]);
         let memory = memory(machine, &model, weights)?;
         let settings = machine.backend.alloc(4 * SETTINGS, Init::Zero)?.all();
+        let window = machine.backend.alloc(4 * (2 + HISTORY), Init::Zero)?.all();
         // Whatever is captured is captured with what is frozen.
         let record = |draw: &Draw| -> Result<Sequence> {
             let config = &frozen.get(&key_of(OP, &shape)?).expect("frozen above").config;
@@ -168,10 +196,14 @@ impl<'a> GpuDecoder<'a> {
             let backend = machine.backend;
             Ok(if route == Route::Graph { backend.record_graph(&launches)? } else { backend.record(&launches)? })
         };
+        let sampled = |window: Option<&Slice>| -> Result<Option<Sequence>> {
+            options.sampled.then(|| record(&sampler(machine, &memory, &settings, window)?)).transpose()
+        };
         let steps = Steps {
             watch: record(&Draw::None)?,
             likeliest: record(&Draw::Greedy)?,
-            settings: if options.sampled { Some(record(&sampler(machine, &memory, &settings)?)?) } else { None },
+            settings: sampled(None)?,
+            penalised: sampled(Some(&window))?,
         };
         let chunk = options.chunk.min(options.context);
         let chunks = (chunk > 0).then(|| Chunks::new(machine, (&model, &weights.at), &memory, chunk)).transpose()?;
@@ -183,6 +215,7 @@ impl<'a> GpuDecoder<'a> {
             options,
             memory,
             settings,
+            window,
             steps,
             chunks,
             route,
@@ -307,9 +340,15 @@ impl<'a> GpuDecoder<'a> {
         self.admit(&[last])?;
         let most = most.min(self.options.context - self.position);
         self.begin(last)?;
-        if let By::Settings(words) = by {
+        let write = |to: &Slice, words: &[u32]| -> Result<()> {
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-            self.machine.backend.write(&self.settings, &bytes)?;
+            Ok(self.machine.backend.write(&to.buffer.slice(to.offset, bytes.len())?, &bytes)?)
+        };
+        if let By::Settings(words) | By::Penalised(words, _) = by {
+            write(&self.settings, words)?;
+        }
+        if let By::Penalised(_, window) = by {
+            write(&self.window, &window.words()?)?;
         }
         self.flying.clear();
         self.spent = Spent::default();
@@ -380,14 +419,12 @@ impl<'a> GpuDecoder<'a> {
     }
 
     fn step(&self, by: &By) -> Result<&Sequence> {
-        match by {
-            By::Likeliest => Ok(&self.steps.likeliest),
-            By::Settings(_) => {
-                self.steps.settings.as_ref().ok_or_else(|| {
-                    Error::request("a draw by temperature was asked of a decoder built without `sampled`")
-                })
-            }
-        }
+        let step = match by {
+            By::Likeliest => Some(&self.steps.likeliest),
+            By::Settings(_) => self.steps.settings.as_ref(),
+            By::Penalised(..) => self.steps.penalised.as_ref(),
+        };
+        step.ok_or_else(|| Error::request("a draw by a sampler was asked of a decoder built without `sampled`"))
     }
 
     /// The token drawn as number `n` since `begin`, once its step has ended.
@@ -495,17 +532,20 @@ fn along(space: &Space, config: &Config, route: Option<Route>) -> Result<(Route,
     }
 }
 
-/// The sampler on the logits of a step, with `settings`.
-fn sampler(machine: Machine<'_>, memory: &Memory, settings: &Slice) -> Result<Draw> {
+/// The sampler on the logits of a step, with `settings`, and with penalties for the tokens of `window`.
+fn sampler(machine: Machine<'_>, memory: &Memory, settings: &Slice, window: Option<&Slice>) -> Result<Draw> {
     let op = &sample::OP.op;
-    let shape = Shape::new().with("rows", 1).with("vocab", (memory.logits.len / 4) as i64).with("history", 0);
-    let word = || -> Result<Slice> { Ok(machine.backend.alloc(4, Init::Zero)?.all()) };
-    let drawn = word()?;
+    let vocab = memory.logits.len / 4;
+    let entries = if window.is_some() { HISTORY } else { 0 };
+    let shape = Shape::new().with("rows", 1).with("vocab", vocab as i64).with("history", entries as i64);
+    let words = |n: usize| -> Result<Slice> { Ok(machine.backend.alloc(4 * n, Init::Zero)?.all()) };
+    let (drawn, history) = (words(1)?, words(3 * HISTORY)?);
     let config = (op.space)(&shape, &machine).default;
-    let args = vec![memory.logits.clone(), word()?, settings.clone(), drawn.clone()];
+    let args = vec![memory.logits.clone(), history.clone(), settings.clone(), drawn.clone()];
     let launches = OpCall { op, shape, attrs: Attrs::new(), args }.steps(&config, &machine);
     let launches = launches.map_err(|r| Error::request(format!("{} with {config}: {r}", op.name)))?;
-    Ok(Draw::Sampled(launches, drawn, settings.clone()))
+    let window = window.map(|w| (w.clone(), history));
+    Ok(Draw::Sampled(Sampler { launches, drawn, settings: settings.clone(), window }))
 }
 
 /// Everything a step reads and writes; rotary angles and the table of tensors are filled in.

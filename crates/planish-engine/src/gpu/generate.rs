@@ -3,26 +3,21 @@
 use planish_kernels::cpu::sample::Draw;
 use planish_kernels::gpu::sample;
 
-use super::decoder::{By, GpuDecoder};
-use crate::error::{Error, Result};
+use super::decoder::{By, GpuDecoder, Window};
+use crate::error::Result;
 use crate::generate::{Ended, Flow, Generated, Output, Settings};
 use crate::text::Tokenizer;
 
-/// How the device draws under `settings` after a prompt of `prompt_tokens`; the draws are those of the CPU.
-///
-/// Penalties are refused: the device keeps no history of tokens.
-pub fn by(settings: &Settings, prompt_tokens: usize) -> Result<By> {
+/// How the device draws under `settings` after `prompt`; the draws are those of the CPU.
+pub fn by(settings: &Settings, prompt: &[u32]) -> Result<By> {
     let p = &settings.sampling;
     let penalties = p.repetition != 1.0 || p.frequency != 0.0 || p.presence != 0.0;
+    let draw = Draw { seed: settings.seed, sequence: 0, step: prompt.len() as u64 };
     if penalties && settings.penalty_window > 0 {
-        return Err(Error::request("penalties on a GPU: repetition, frequency and presence are not counted there")
-            .with_hint("leave out --repeat-penalty, or run with --device cpu"));
+        let window = Window { room: settings.penalty_window, tokens: prompt.to_vec() };
+        return Ok(By::Penalised(sample::settings(p, draw), window));
     }
-    if p.temperature <= 0.0 {
-        return Ok(By::Likeliest);
-    }
-    let draw = Draw { seed: settings.seed, sequence: 0, step: prompt_tokens as u64 };
-    Ok(By::Settings(sample::settings(p, draw)))
+    Ok(if p.temperature <= 0.0 { By::Likeliest } else { By::Settings(sample::settings(p, draw)) })
 }
 
 /// Feeds `prompt` after what the decoder holds and generates; `emit` gets text that never splits a character.
@@ -36,7 +31,7 @@ pub fn generate(
     emit: &mut dyn FnMut(&str) -> Flow,
 ) -> Result<Generated> {
     let mut output = Output::new(tokenizer, emit);
-    let by = by(settings, prompt.len())?;
+    let by = by(settings, prompt)?;
     decoder.admit(prompt)?;
     let (last, before) = prompt.split_last().expect("an admitted prompt has a token");
     decoder.prefill(before)?;

@@ -11,5 +11,5 @@ pub mod weights;
 /// Name of the whole step in stores, pins and locks.
 pub const OP: &str = planish_kernels::gpu::decode::OP.op.name;
 
-pub use decoder::{AHEAD, By, GpuDecoder, Options, Route, Spent};
+pub use decoder::{AHEAD, By, GpuDecoder, Options, Route, Spent, Window};
 pub use weights::Weights;

@@ -16,9 +16,22 @@ pub enum Draw {
     None,
     /// The largest logit, of equal ones the lowest id.
     Greedy,
-    /// By the launches of a sampler, which leave the token in the first slice; the second is its settings, whose count of
-    /// steps goes on.
-    Sampled(Vec<Launch>, Slice, Slice),
+    /// By a sampler.
+    Sampled(Sampler),
+}
+
+/// A sampler on the logits of a step.
+#[derive(Clone)]
+pub struct Sampler {
+    /// What draws.
+    pub launches: Vec<Launch>,
+    /// Where it leaves the token.
+    pub drawn: Slice,
+    /// Its settings, whose count of steps goes on.
+    pub settings: Slice,
+    /// The tokens that penalties look back on, u32 `[2 + HISTORY]`: how many there were, room for how many, and number n at
+    /// n % room; with the history that is made of them before the draw, three words for each of `HISTORY` entries.
+    pub window: Option<(Slice, Slice)>,
 }
 
 /// A bit for each type that some of `matrices` have.
@@ -171,7 +184,11 @@ impl<'a> Step<'a> {
 
     /// A launch of `text` behind the step.
     fn end(&self, text: &Text, entry: &str, args: Vec<Slice>) -> Result<Launch, Rejection> {
-        let (constants, params) = (Vec::new(), vec![self.groups as u32]);
+        self.end_of(text, (entry, self.groups), args)
+    }
+
+    fn end_of(&self, text: &Text, (entry, param): (&str, usize), args: Vec<Slice>) -> Result<Launch, Rejection> {
+        let (constants, params) = (Vec::new(), vec![param as u32]);
         KernelLaunch { text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }.on(self.machine, args)
     }
 
@@ -194,9 +211,17 @@ impl<'a> Step<'a> {
         match draw {
             Draw::None => Ok(Vec::new()),
             Draw::Greedy => Ok(vec![self.end(&DRAW, "decode_pick", self.drawn()?)?]),
-            Draw::Sampled(launches, drawn, settings) => {
-                let mut all = launches.clone();
-                let args = vec![drawn.clone(), settings.clone(), self.memory.step.clone()];
+            Draw::Sampled(by) => {
+                let looking = |entry, args| self.end_of(&DRAW, (entry, self.model.vocab), args);
+                let mut all = Vec::new();
+                if let Some((window, history)) = &by.window {
+                    all.push(looking("decode_history", vec![window.clone(), history.clone()])?);
+                }
+                all.extend(by.launches.iter().cloned());
+                if let Some((window, _)) = &by.window {
+                    all.push(looking("decode_remember", vec![by.drawn.clone(), window.clone()])?);
+                }
+                let args = vec![by.drawn.clone(), by.settings.clone(), self.memory.step.clone()];
                 all.push(self.end(&DRAW, "decode_next", args)?);
                 Ok(all)
             }

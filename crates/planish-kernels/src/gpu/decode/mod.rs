@@ -13,7 +13,7 @@ use crate::gpu::planes::{self, ALIGN, PLANES, TILE};
 use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Machine, Op, OpCall};
-pub use launch::{Draw, head, step};
+pub use launch::{Draw, Sampler, head, step};
 use model::{At, GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
 
 /// Arguments: arena, table, step, rope angles, keys, values, work, logits, a word for the barrier, as `model::Memory` says.

@@ -12,6 +12,8 @@ pub const SPLITS_MAX: usize = 32;
 pub const GROUPS_MAX: usize = 1024;
 /// Ids that the ring of drawn tokens holds.
 pub const RING: usize = 256;
+/// Tokens that penalties look back on, at most.
+pub const HISTORY: usize = 256;
 /// Words of the step: token, position, tokens drawn, one that is spare, and the ring.
 pub const STEP_WORDS: usize = 4 + RING;
 /// Largest head.

@@ -15,7 +15,7 @@ use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Pr
 use crate::reference::sample::{Order, Params, TokenCount, penalised};
 
 /// Arguments: logits f32 `[rows][vocab]`, left with the penalties applied; history, three words an entry (row, token,
-/// count, no token twice in a row), `history` entries; settings `[rows][18]` words as `settings` gives them; the tokens
+/// count, no token twice in a row; one of count 0 stands for none), `history` entries; settings `[rows][18]` words as `settings` gives them; the tokens
 /// `[rows]`, `NONE` where every logit is -inf or one is +inf.
 pub static OP: GpuOp = GpuOp {
     op: Op {
@@ -25,8 +25,8 @@ pub static OP: GpuOp = GpuOp {
             s.check(&["rows", "vocab", "history"], &[])?;
             let (rows, vocab) = (s.size("rows"), s.size("vocab"));
             let legal = rows > 0 && (1..=1 << 22).contains(&vocab) && rows * vocab < 1 << 32;
-            let legal = legal && s.size("history") <= rows * vocab;
-            legal.then_some(()).ok_or_else(|| format!("{s}: at least one row, 1 to 2^22 logits, no more history"))
+            let legal = legal && s.size("history") < 1 << 30;
+            legal.then_some(()).ok_or_else(|| format!("{s}: at least one row, 1 to 2^22 logits, less than 2^30 history"))
         },
         space,
         cost: |s| {
