@@ -578,6 +578,6 @@ impl Backend for Fake {
         for sequence in sequences.iter().cycle().take(reps as usize) {
             self.wait(self.submit(sequence)?, Duration::from_secs(u64::from(u32::MAX)))?;
         }
-        Ok(Timing { ns: (own_ns(&*self.state()) - start_ns) / f64::from(reps), reps })
+        Ok(Timing { ns: (own_ns(&self.state()) - start_ns) / f64::from(reps), reps })
     }
 }
