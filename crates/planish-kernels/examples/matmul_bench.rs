@@ -92,17 +92,20 @@ fn seconds(case: &Case, variant: &Variant) -> f64 {
         .collect();
     args[0].check(variant).expect("legal arguments");
     let share = (rows / 8).div_ceil(case.threads) * 8;
+    let mut scratch = vec![Scratch::new(variant.scratch_bytes(&case.layout, &case.knobs, share)); case.threads];
     let mut samples = Vec::new();
     let begin = Instant::now();
     while samples.len() < 5 || begin.elapsed().as_secs_f64() < 0.25 {
         let start = Instant::now();
         std::thread::scope(|scope| {
-            for t in 0..case.threads {
+            for (t, scratch) in scratch.iter_mut().enumerate() {
                 let args = &args;
-                let work = move || {
+                let mut work = move || {
                     for a in args {
                         // SAFETY: checked above; threads have disjoint rows.
-                        unsafe { (variant.run)(a, (t * share).min(rows)..((t + 1) * share).min(rows)) };
+                        unsafe {
+                            (variant.run)(a, (t * share).min(rows)..((t + 1) * share).min(rows), scratch.bytes())
+                        };
                     }
                 };
                 if t + 1 == case.threads { work() } else { drop(scope.spawn(work)) }

@@ -217,8 +217,12 @@ macro_rules! detected {
 
 #[cfg(target_arch = "x86_64")]
 fn isa() -> Vec<String> {
-    detected!(is_x86_feature_detected: "sse4.2" "avx" "f16c" "fma" "avx2" "avxvnni" "avxvnniint8" "avx512f" "avx512bw"
-        "avx512vl" "avx512dq" "avx512vnni" "avx512bf16" "avx512fp16")
+    let mut found: Vec<String> = detected!(is_x86_feature_detected: "sse4.2" "avx" "f16c" "fma" "avx2" "avxvnni"
+        "avxvnniint8" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni" "avx512bf16" "avx512fp16");
+    if super::tiles::granted() {
+        found.push("amx-int8".into());
+    }
+    found
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -359,6 +363,9 @@ mod tests {
             let family =
                 info.lines().find_map(|l| l.strip_prefix("cpu family")).map(|l| l.trim_matches([' ', '\t', ':']));
             assert!(family.is_none_or(|f| f == identity.silicon["family"]), "{family:?} {identity:?}");
+            let tiles = found.isa.iter().any(|f| f == "amx-int8");
+            // The system may refuse what the processor has, never the reverse.
+            assert!(!tiles || info.is_empty() || info.contains(" amx_int8"), "{found:?}");
         }
     }
 

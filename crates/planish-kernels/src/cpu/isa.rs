@@ -9,13 +9,15 @@ pub enum Isa {
     Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX2 plus the 256-bit AVX-512 VNNI dot product.
+    /// AVX-512 with its VNNI byte dot product.
     Vnni,
+    /// The same, and byte products of whole tiles.
+    Amx,
 }
 
 impl Isa {
     /// Every set, in the order of the enum.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Vnni];
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Vnni, Isa::Amx];
 
     /// Lower-case name, for example `avx2`.
     pub fn name(self) -> &'static str {
@@ -24,6 +26,7 @@ impl Isa {
             Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Vnni => "vnni",
+            Isa::Amx => "amx",
         }
     }
 
@@ -41,11 +44,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => has_avx2(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Vnni => {
-                has_avx2()
-                    && std::arch::is_x86_feature_detected!("avx512vnni")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-            }
+            Isa::Vnni => has_vnni(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => has_vnni() && planish_device::cpu::tiles::granted(),
             _ => false,
         }
     }
@@ -61,6 +62,11 @@ fn has_avx2() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma")
         && std::arch::is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_vnni() -> bool {
+    has_avx2() && std::arch::is_x86_feature_detected!("avx512vnni") && std::arch::is_x86_feature_detected!("avx512vl")
 }
 
 impl std::fmt::Display for Isa {

@@ -44,12 +44,12 @@ pub fn measure(machine: &Machine<'_>, threads: u32, budget: Duration) -> Result<
         let alone = f64::from(threads) * best_gop_s(machine, probe, 1, budget / 6)?;
         Ok(alone.max(best_gop_s(machine, probe, threads, budget / 6)?))
     };
-    Ok(Peak {
-        f32_gflop_s: best(Probe::Fma)?,
-        // Which shape keeps an instruction set busy depends on its registers.
-        int8_gop_s: best(Probe::Dots2)?.max(best(Probe::Dots3)?),
-        threads,
-    })
+    // Which shape keeps an instruction set busy depends on its registers.
+    let mut int8_gop_s = best(Probe::Dots2)?.max(best(Probe::Dots3)?);
+    if rate::panel_ops_per_round(machine.isa).is_some() {
+        int8_gop_s = int8_gop_s.max(best(Probe::Panels)?);
+    }
+    Ok(Peak { f32_gflop_s: best(Probe::Fma)?, int8_gop_s, threads })
 }
 
 /// What is measured.
@@ -60,6 +60,8 @@ enum Probe {
     Dots2,
     /// For three.
     Dots3,
+    /// As the kernels on panels do, where the set has such.
+    Panels,
 }
 
 #[derive(Clone, Copy)]
@@ -78,6 +80,7 @@ fn best_gop_s(machine: &Machine<'_>, probe: Probe, threads: u32, budget: Duratio
     let (work, ops_each) = match probe {
         Probe::Fma => (VECTORS / share, 2 * LANES as u64),
         Probe::Dots2 | Probe::Dots3 => (ROUNDS / share, rate::OPS_PER_ROUND),
+        Probe::Panels => (ROUNDS, rate::panel_ops_per_round(machine.isa).expect("the set has kernels on panels")),
     };
     let launch = Launch {
         program: machine.backend.load(&Source::Native { name: "peak", run })?,
@@ -109,6 +112,7 @@ unsafe fn run(call: &Call<'_>) {
                 Probe::Fma => drop(black_box(multiply_add(p.isa)(p.work, black_box(0.5)))),
                 Probe::Dots2 => drop(black_box(rate::dots::<2>(p.isa, &rate::Operands::ONES, p.work))),
                 Probe::Dots3 => drop(black_box(rate::dots::<3>(p.isa, &rate::Operands::ONES, p.work))),
+                Probe::Panels => drop(black_box(rate::panels(p.isa, p.work))),
             }
         }
     }
@@ -190,6 +194,10 @@ mod tests {
                 [rate::dots::<2>(isa, &rate::Operands::ONES, 3), rate::dots::<3>(isa, &rate::Operands::ONES, 3)]
             };
             assert_eq!(sums.map(i64::from), [(3 * rate::OPS_PER_ROUND / 2) as i64; 2], "{isa}");
+            if let Some(ops) = rate::panel_ops_per_round(isa) {
+                // SAFETY: the set was just found, and has kernels on panels.
+                assert_eq!(i64::from(unsafe { rate::panels(isa, 3) }), (3 * ops / 2) as i64, "{isa}");
+            }
         }
     }
 }

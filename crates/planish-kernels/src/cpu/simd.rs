@@ -383,10 +383,10 @@ macro_rules! isa_kernel {
             match isa {
                 Isa::Portable => portable,
                 #[cfg(target_arch = "x86_64")]
-                Isa::Vnni if simd::has_avx512() => avx512,
+                Isa::Vnni | Isa::Amx if simd::has_avx512() => avx512,
                 // The same bits at half the width, should a processor have the VNNI dot product and not all of AVX-512.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 | Isa::Vnni => avx2,
+                Isa::Avx2 | Isa::Vnni | Isa::Amx => avx2,
                 #[cfg(target_arch = "aarch64")]
                 Isa::Neon => neon,
                 _ => unreachable!("{isa:?} was found available on another architecture"),

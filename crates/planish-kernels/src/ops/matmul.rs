@@ -222,6 +222,7 @@ struct P {
     batch: usize,
     rows: usize,
     knobs: Knobs,
+    scratch: usize,
     store: Store,
     bias: bool,
 }
@@ -244,6 +245,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
         Kind::Matvec => knobs.prefetch = int("PREFETCH")?,
         Kind::Matmul => knobs.row_block = int("ROW_BLOCK")?,
     }
+    let scratch = variant.scratch_bytes(&sizes.layout, &knobs, rows);
     let (add, bias) = (call.attrs.is("add"), call.attrs.is("bias"));
     let params = P {
         run: variant.run,
@@ -252,6 +254,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
         batch: sizes.batch,
         rows,
         knobs,
+        scratch,
         store: if add { Store::Add } else { Store::Set },
         bias,
     };
@@ -261,7 +264,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
         params,
         tasks: sizes.layout.rows().div_ceil(rows),
         threads: int("THREADS")? as u32,
-        scratch_bytes: 0,
+        scratch_bytes: scratch,
     };
     Ok(vec![launch.launch(machine, call.args.clone())?])
 }
@@ -294,10 +297,11 @@ unsafe fn run(call: &Call<'_>) {
             store: p.store,
             knobs: p.knobs,
         };
+        let scratch = call.scratch.write(0, p.scratch);
         let first = call.tasks.start as usize * p.rows;
         let end = (call.tasks.end as usize * p.rows).min(rows);
         for start in (first..end).step_by(p.rows) {
-            (p.run)(&args, start..(start + p.rows).min(end));
+            (p.run)(&args, start..(start + p.rows).min(end), scratch);
         }
     }
 }

@@ -77,7 +77,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
         value.ok_or_else(|| Rejection::Constraint(format!("{name} is missing")))
     };
     let (words, chunks) = (call.shape.size("words"), int("CHUNKS")?);
-    let avx2 = matches!(machine.isa, Isa::Avx2 | Isa::Vnni) && Isa::Avx2.is_supported();
+    let avx2 = matches!(machine.isa, Isa::Avx2 | Isa::Vnni | Isa::Amx) && Isa::Avx2.is_supported();
     let ahead = config.int("PREFETCH").and_then(|v| usize::try_from(v).ok());
     let ahead = ahead.ok_or_else(|| Rejection::Constraint("PREFETCH is missing".into()))?;
     let params = P { avx2, words, chunks, streams: int("STREAMS")?, ahead };

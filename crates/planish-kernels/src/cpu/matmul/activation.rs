@@ -86,7 +86,7 @@ pub fn quantize(isa: Isa, x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
     assert!(isa.is_supported(), "quantise: this processor has no {isa}");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Vnni => {
+        Isa::Avx2 | Isa::Vnni | Isa::Amx => {
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2(x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
                 quantize_blocks(x, q, meta);

@@ -120,7 +120,11 @@ impl<M: Machine, E: Float> Tiles for Dense<M, E> {
 ///
 /// # Safety
 /// See [`super::MatmulFn`].
-pub(crate) unsafe fn walk<K: Tiles, const TOKENS: usize, const GROUPS: usize>(args: &MatmulArgs, rows: Range<usize>) {
+pub(crate) unsafe fn walk<K: Tiles, const TOKENS: usize, const GROUPS: usize>(
+    args: &MatmulArgs,
+    rows: Range<usize>,
+    _scratch: &mut [u8],
+) {
     let end = rows.end.div_ceil(8);
     let step = (args.knobs.row_block / 8).max(GROUPS);
     let mut first = rows.start / 8;

@@ -78,6 +78,16 @@ macro_rules! unroll8 {
 }
 pub(crate) use unroll8;
 
+/// The same with 0 to 15.
+#[cfg(target_arch = "x86_64")]
+macro_rules! unroll16 {
+    ($i:ident => $body:block) => {
+        $crate::cpu::matmul::lanes::unroll8!(@ $i $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use unroll16;
+
 /// Defines `Lanes` methods whose bodies are single expressions in intrinsics.
 macro_rules! lane_ops {
     ($(fn $name:ident($($arg:ident: $t:ty),*) -> $r:ty = $body:expr;)*) => {

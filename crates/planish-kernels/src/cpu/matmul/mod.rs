@@ -6,6 +6,8 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 mod body;
 mod check;
@@ -16,12 +18,16 @@ mod lanes;
 mod layout;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod panel;
 pub(crate) mod rate;
 mod table;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 pub use activation::{BLOCK, BlockMeta, quantize};
 pub use check::self_check;
@@ -104,7 +110,30 @@ unsafe impl Send for MatmulArgs<'_> {}
 /// [`MatmulArgs::check`] has accepted the arguments for the variant that the function came from;
 /// `out` is valid for `tokens` rows of `out_stride` values and no other thread touches the range's outputs;
 /// `rows` lies inside the matrix.
-pub type MatmulFn = unsafe fn(args: &MatmulArgs, rows: std::ops::Range<usize>);
+///
+/// Panics when `scratch` is shorter than [`Variant::scratch_bytes`] or not at a multiple of 64; what it holds is lost.
+pub type MatmulFn = unsafe fn(args: &MatmulArgs, rows: std::ops::Range<usize>, scratch: &mut [u8]);
+
+/// A thread's own memory for kernels that are called outside of a launch.
+#[derive(Clone, Debug)]
+pub struct Scratch(Vec<Line>);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Scratch {
+    /// `bytes` bytes, at a multiple of 64.
+    pub fn new(bytes: usize) -> Scratch {
+        Scratch(vec![Line([0; 64]); bytes.div_ceil(size_of::<Line>())])
+    }
+
+    /// All of it.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: lines are 64 bytes each without padding, one after another, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), size_of_val(&self.0[..])) }
+    }
+}
 
 impl MatmulArgs<'_> {
     /// Whether `variant` may run these arguments, apart from what only the caller knows about `out`.

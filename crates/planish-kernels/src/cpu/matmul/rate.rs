@@ -30,10 +30,38 @@ pub(crate) unsafe fn dots<const TOKENS: usize>(isa: Isa, operands: &Operands, ro
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => super::avx2::Avx2Lanes::dots::<TOKENS>(operands, rounds),
             #[cfg(target_arch = "x86_64")]
-            Isa::Vnni => super::vnni::VnniLanes::dots::<TOKENS>(operands, rounds),
+            Isa::Vnni | Isa::Amx => super::vnni::VnniLanes::dots::<TOKENS>(operands, rounds),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => super::neon::NeonLanes::dots::<TOKENS>(operands, rounds),
             _ => PortableLanes::dots::<TOKENS>(operands, rounds),
+        }
+    }
+}
+
+/// Additions and multiplications of a round of [`panels`], where `isa` has kernels on panels.
+pub(crate) fn panel_ops_per_round(isa: Isa) -> Option<u64> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Vnni => Some(super::wide::OPS_PER_ROUND),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Some(super::amx::OPS_PER_ROUND),
+        _ => None,
+    }
+}
+
+/// The same as [`dots`] by the inner step of the kernels on panels; every product is 1.
+///
+/// # Safety
+/// The processor has `isa`, which has such kernels.
+pub(crate) unsafe fn panels(isa: Isa, rounds: usize) -> i32 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Vnni => super::wide::products(rounds),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => super::amx::products(rounds),
+            _ => unreachable!("{isa} has no kernels on panels, which a round of {rounds} would be of"),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The compiled matmul kernels as a table; the tuner's space for the CPU is made from it.
 
-use super::MatmulFn;
 use super::drive::{Dense, Float32, Int8, Machine, walk};
 use super::formats::{self, Format};
 use super::lanes::PortableLanes;
+use super::{Knobs, Layout, MatmulFn};
 use crate::cpu::isa::Isa;
 use crate::quant::WeightType;
 use std::sync::LazyLock;
@@ -41,11 +41,18 @@ pub struct Variant {
     pub tokens: usize,
     /// `ROW_GROUPS`: groups of eight rows in one register tile; trades registers against activation loads.
     pub row_groups: usize,
+    /// Bytes that [`Variant::scratch_bytes`] answers with.
+    scratch: fn(&Layout, &Knobs, usize) -> usize,
     /// The kernel.
     pub run: MatmulFn,
 }
 
 impl Variant {
+    /// Bytes of a thread's own memory, at a multiple of 64, that a call for `rows` rows needs at least.
+    pub fn scratch_bytes(&self, layout: &Layout, knobs: &Knobs, rows: usize) -> usize {
+        (self.scratch)(layout, knobs, rows)
+    }
+
     /// A unique name, for example `avx2_int8_q4_0_matmul_t4g1`.
     pub fn name(&self) -> String {
         let class = match self.class {
@@ -73,9 +80,13 @@ pub fn variants() -> &'static [Variant] {
         portable(&mut all);
         #[cfg(target_arch = "x86_64")]
         {
-            use super::{avx2::Avx2Lanes, vnni::VnniLanes};
+            use super::{amx::Tiles, avx2::Avx2Lanes, vnni::VnniLanes, wide::Wide};
             simd::<Avx2Lanes, Avx2Lanes>(Isa::Avx2, &mut all);
+            panels::<Wide>(Isa::Vnni, &mut all);
             simd::<Avx2Lanes, VnniLanes>(Isa::Vnni, &mut all);
+            panels::<Tiles>(Isa::Amx, &mut all);
+            panels::<Wide>(Isa::Amx, &mut all);
+            simd::<Avx2Lanes, VnniLanes>(Isa::Amx, &mut all);
         }
         #[cfg(target_arch = "aarch64")]
         simd::<super::neon::NeonLanes, super::neon::NeonLanes>(Isa::Neon, &mut all);
@@ -99,6 +110,7 @@ macro_rules! add {
             kind: Kind::$kind,
             tokens: $tokens,
             row_groups: $groups,
+            scratch: |_, _, _| 0,
             run: walk::<$tiles, $tokens, $groups>,
         });)*
     };
@@ -139,4 +151,23 @@ fn simd<M: Machine, D: Machine>(isa: Isa, all: &mut Vec<Variant>) {
     }
     for_each_format!(quantised, isa, all; M, D);
     floats::<M>(isa, all);
+}
+
+/// The matmuls that take panels of rows apart for `K`.
+#[cfg(target_arch = "x86_64")]
+fn panels<K: super::panel::Kernel>(isa: Isa, all: &mut Vec<Variant>) {
+    use super::panel;
+    fn quantised<K: panel::Kernel, F: Format>(isa: Isa, all: &mut Vec<Variant>) {
+        all.push(Variant {
+            isa,
+            class: Class::Int8,
+            weight: F::WEIGHT,
+            kind: Kind::Matmul,
+            tokens: K::TOKENS,
+            row_groups: 2,
+            scratch: panel::scratch_bytes,
+            run: panel::panels::<K, F>,
+        });
+    }
+    for_each_format!(quantised, isa, all; K);
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cpu::isa::Isa;
 use crate::quant::{TYPES, WeightType, codec, dequantize};
+use std::io::Write;
 
 /// A small generator (xorshift) so that a failure repeats.
 struct Random(u64);
@@ -26,9 +27,13 @@ const SCALES: [u16; 10] = [0, 0x8000, 0x0001, 0x8001, 0x03ff, 0x2e66, 0xae66, 0x
 
 /// Random rows of a type whose f16 fields come from `scales`.
 fn source(weight: WeightType, rows: usize, cols: usize, scales: &[u16], random: &mut Random) -> Vec<u8> {
+    let count = rows * weight.row_bytes(cols).expect("whole blocks");
+    with_scales(weight, (0..count).map(|_| random.bits() as u8).collect(), scales, random)
+}
+
+/// Whole blocks whose f16 fields are replaced by some of `scales`.
+fn with_scales(weight: WeightType, mut bytes: Vec<u8>, scales: &[u16], random: &mut Random) -> Vec<u8> {
     let record = weight.record();
-    let mut bytes: Vec<u8> =
-        (0..rows * weight.row_bytes(cols).expect("whole blocks")).map(|_| random.bits() as u8).collect();
     let halves: &[usize] = match weight {
         WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
         WeightType::Q2_K => &[80, 82],
@@ -82,16 +87,22 @@ impl Problem {
         let mut random = Random(0x1234_5678_9abc_def1 + rows as u64 * 77 + cols as u64);
         let layout = Layout::of(weight, rows, cols).expect("whole blocks");
         let bytes = source(weight, rows, cols, scales, &mut random);
-        let mut packed = vec![0xaa; layout.packed_bytes()];
-        layout.pack_rows(&bytes, 0, &mut packed);
-        let mut weights = vec![0.0; rows * cols];
-        dequantize(weight, &bytes, &mut weights);
         let x = activations(tokens, cols, &mut random);
+        Problem::of(layout, &bytes, x)
+    }
+
+    /// Activations against rows as they lie in a file.
+    fn of(layout: Layout, bytes: &[u8], x: Vec<f32>) -> Problem {
+        let (rows, cols) = (layout.rows(), layout.cols());
+        let mut packed = vec![0xaa; layout.packed_bytes()];
+        layout.pack_rows(bytes, 0, &mut packed);
+        let mut weights = vec![0.0; rows * cols];
+        dequantize(layout.weight(), bytes, &mut weights);
         let (mut q, mut meta) = (vec![0; x.len()], vec![BlockMeta::default(); x.len() / BLOCK]);
         if cols.is_multiple_of(BLOCK) {
             quantize(Isa::Portable, &x, &mut q, &mut meta);
         }
-        Problem { layout, packed, tokens, x, q, meta, weights }
+        Problem { layout, packed, tokens: x.len() / cols, x, q, meta, weights }
     }
 
     /// The activations that a class sees, in float64.
@@ -132,8 +143,9 @@ impl Problem {
             knobs: Knobs { prefetch: 512, row_block: 16 },
         };
         args.check(variant).expect("legal arguments");
+        let mut scratch = Scratch::new(variant.scratch_bytes(&args.layout, &args.knobs, rows.len()));
         // SAFETY: checked, and `out` was found long enough.
-        unsafe { (variant.run)(&args, rows) };
+        unsafe { (variant.run)(&args, rows, scratch.bytes()) };
     }
 
     /// All outputs of `variant`, all tokens at once.
@@ -176,7 +188,14 @@ fn check(weight: WeightType, class: Class, rows: usize, cols: usize, tokens: usi
         assert_eq!(runnable(weight, class).count(), 0, "float weights have no int8 class");
         return;
     }
-    let problem = Problem::new(weight, rows, cols, tokens, &SCALES);
+    judge(&Problem::new(weight, rows, cols, tokens, &SCALES), class);
+}
+
+/// Every kernel on `problem`: near the float64 answer, and all with the same bits.
+#[track_caller]
+fn judge(problem: &Problem, class: Class) {
+    let (weight, rows, cols) = (problem.layout.weight(), problem.layout.rows(), problem.layout.cols());
+    let tokens = problem.tokens;
     let exact = problem.exact(&problem.seen(class));
     // The class contracts: f32 within 1e-5 of the magnitudes; int8 within 1e-6 given its own activations.
     let bound = if class == Class::F32 { 1e-5 } else { 1e-6 };
@@ -227,14 +246,31 @@ fn every_kernel_is_right_and_all_of_a_class_agree_bit_for_bit() {
     }
 }
 
+/// The largest bytes of both signs on both sides, where a sum of products is most likely to leave its register.
+#[test]
+fn extreme_bytes_add_up_exactly() {
+    for record in TYPES.iter().filter(|r| !r.weight.is_float()) {
+        let (rows, cols, tokens) = (19, columns(record.weight)[1], 18);
+        let layout = Layout::of(record.weight, rows, cols).expect("whole blocks");
+        // Whole blocks of one byte: lowest and highest codes, and -128, -1, 127 where bytes are signed.
+        let blocks = rows * cols / record.block_elements;
+        let fills = [0x00, 0x7f, 0x80, 0xff, 0x88];
+        let bytes = (0..blocks).flat_map(|b| vec![fills[b % fills.len()]; record.block_bytes]).collect();
+        let bytes = with_scales(record.weight, bytes, &[0x3c00, 0, 0xbc00], &mut Random(5));
+        let sign = |i: usize| [1.0, if i.is_multiple_of(2) { 1.0 } else { -1.0 }, -1.0][i / cols % 3];
+        judge(&Problem::of(layout, &bytes, (0..tokens * cols).map(sign).collect()), Class::Int8);
+    }
+}
+
 /// Prefill and stepping: a token's outputs do not depend on the tokens beside it.
 #[test]
 fn one_token_alone_gives_the_bits_it_gives_in_company() {
     for variant in variants().iter().filter(|v| v.isa.is_supported()) {
         let cols = columns(variant.weight)[1];
-        let problem = Problem::new(variant.weight, 21, cols, 7, &SCALES);
+        let tokens = if variant.class == Class::Int8 { 23 } else { 7 };
+        let problem = Problem::new(variant.weight, 21, cols, tokens, &SCALES);
         let together = problem.outputs(variant);
-        for t in 0..7 {
+        for t in 0..tokens {
             let mut alone = vec![f32::NAN; 21];
             let options = Options { out: &mut alone, stride: 21, bias: None, store: Store::Set };
             problem.run(variant, t, 1, 0..21, options);
@@ -378,6 +414,8 @@ fn wrong_arguments_are_refused_by_name() {
 fn every_set_passes_its_self_check() {
     for isa in Isa::ALL {
         assert_eq!(self_check(isa).is_ok(), isa.is_supported(), "{isa}");
+        let said = if isa.is_supported() { "ran: every kernel" } else { "skipped: this machine does not grant it" };
+        let _ = writeln!(std::io::stderr(), "tier: instruction set {isa}: {said}");
     }
 }
 
