@@ -48,16 +48,26 @@ fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockMeta {
     // As integers, magnitudes order like the floats they are, with infinity and then NaN on top.
     let largest = f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)));
     if !largest.is_finite() || largest < SMALLEST {
-        q.fill(0);
-        let d = if largest < SMALLEST { 0.0 } else { f32::NAN };
-        return BlockMeta { d, scaled_sum: d, ..BlockMeta::default() };
+        return zero_block(largest, q);
     }
     let inverse = 127.0 / largest;
     for (q, v) in q.iter_mut().zip(x) {
         *q = (v * inverse + ROUNDER).to_bits() as i8;
     }
     let half = |from: usize| q[from..from + 16].iter().fold(0i16, |s, &v| s + i16::from(v));
-    let halves = [half(0), half(16)];
+    block_meta(largest, [half(0), half(16)])
+}
+
+/// A block that counts as zero, or that poisons what it reaches.
+#[inline(always)]
+fn zero_block(largest: f32, q: &mut [i8; BLOCK]) -> BlockMeta {
+    q.fill(0);
+    let d = if largest < SMALLEST { 0.0 } else { f32::NAN };
+    BlockMeta { d, scaled_sum: d, ..BlockMeta::default() }
+}
+
+#[inline(always)]
+fn block_meta(largest: f32, halves: [i16; 2]) -> BlockMeta {
     let sum = f32::from(halves[0] + halves[1]);
     let d = largest / 127.0;
     BlockMeta { d, scaled_sum: d * sum, sum, halves }
@@ -86,7 +96,10 @@ pub fn quantize(isa: Isa, x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
     assert!(isa.is_supported(), "quantise: this processor has no {isa}");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Vnni | Isa::Amx => {
+        // SAFETY: `is_supported` found AVX-512 and AVX2.
+        Isa::Vnni | Isa::Amx => unsafe { avx512(x, q, meta) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2(x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
                 quantize_blocks(x, q, meta);
@@ -95,6 +108,44 @@ pub fn quantize(isa: Isa, x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
             unsafe { avx2(x, q, meta) }
         }
         _ => quantize_blocks(x, q, meta),
+    }
+}
+
+/// [`quantize_blocks`] with a block in two registers.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2")]
+fn avx512(x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
+    use std::arch::x86_64::*;
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    let rounder = _mm512_set1_ps(ROUNDER);
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(q.as_chunks_mut::<BLOCK>().0);
+    for ((x, q), meta) in blocks.zip(meta) {
+        // SAFETY: a block is two vectors of f32, and its bytes one of 256 bits.
+        unsafe {
+            let x = [0, 16].map(|i| _mm512_loadu_ps(x[i..].as_ptr()));
+            let bits = x.map(|x| _mm512_and_si512(_mm512_castps_si512(x), magnitude));
+            let largest = f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(bits[0], bits[1])));
+            if !largest.is_finite() || largest < SMALLEST {
+                *meta = zero_block(largest, q);
+                continue;
+            }
+            let inverse = _mm512_set1_ps(127.0 / largest);
+            let bytes = x.map(|x| {
+                let rounded = _mm512_add_ps(_mm512_mul_ps(x, inverse), rounder);
+                _mm512_cvtepi32_epi8(_mm512_castps_si512(rounded))
+            });
+            let bytes = _mm256_set_m128i(bytes[1], bytes[0]);
+            _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes);
+            // Unsigned sums of eight bytes; each is 128 too large.
+            let shifted = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+            let sums = _mm256_sad_epu8(shifted, _mm256_setzero_si256());
+            let half = |low, high| (low + high) as i16 - 16 * 128;
+            let halves = [
+                half(_mm256_extract_epi16::<0>(sums), _mm256_extract_epi16::<4>(sums)),
+                half(_mm256_extract_epi16::<8>(sums), _mm256_extract_epi16::<12>(sums)),
+            ];
+            *meta = block_meta(largest, halves);
+        }
     }
 }
 
@@ -115,6 +166,23 @@ mod tests {
                 assert_eq!(meta[0].sum, f32::from(halves[0] + halves[1]));
                 assert_eq!(meta[0].scaled_sum, d * meta[0].sum);
             }
+        }
+    }
+
+    #[test]
+    fn every_set_gives_the_bits_of_the_portable_one() {
+        let mut rng = crate::data::Rng::new(7);
+        let mut x: Vec<f32> = (0..64 * BLOCK).map(|i| rng.unit() * 2f32.powi((i / BLOCK) as i32 * 4 - 128)).collect();
+        x[5 * BLOCK] = f32::INFINITY;
+        let of = |isa| {
+            let (mut q, mut meta) = (vec![99i8; x.len()], vec![BlockMeta::default(); x.len() / BLOCK]);
+            quantize(isa, &x, &mut q, &mut meta);
+            let words =
+                meta.iter().map(|m| ([m.d, m.scaled_sum, m.sum].map(f32::to_bits), m.halves)).collect::<Vec<_>>();
+            (q, words)
+        };
+        for isa in Isa::ALL.into_iter().filter(|i| i.is_supported()) {
+            assert!(of(isa) == of(Isa::Portable), "{isa}");
         }
     }
 
