@@ -9,6 +9,7 @@ mod bucket;
 mod compact;
 mod error;
 mod frame;
+mod index;
 mod inspect;
 mod lock;
 mod open;

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use super::error::Error;
@@ -30,11 +31,12 @@ pub fn now_ms() -> u64 {
 }
 
 /// What is being launched: an op and the canonical text of its shape, `name=value,name=value` in name order.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(try_from = "RawKey")]
 pub struct Key {
-    op: String,
-    shape: String,
+    /// Both with a space between them, which neither contains: one piece of memory, and the order of (op, shape).
+    text: Box<str>,
+    op_bytes: usize,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +49,15 @@ impl TryFrom<RawKey> for Key {
     type Error = Error;
     fn try_from(raw: RawKey) -> Result<Self, Error> {
         Key::parse(&raw.op, &raw.shape)
+    }
+}
+
+impl Serialize for Key {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut key = to.serialize_struct("Key", 2)?;
+        key.serialize_field("op", self.op())?;
+        key.serialize_field("shape", self.shape())?;
+        key.end()
     }
 }
 
@@ -87,23 +98,29 @@ impl Key {
             }
             last = name;
         }
-        Ok(Key { op: op.to_owned(), shape: shape.to_owned() })
+        Ok(Key { text: format!("{op} {shape}").into(), op_bytes: op.len() })
     }
 
     /// The op's name.
     pub fn op(&self) -> &str {
-        &self.op
+        &self.text[..self.op_bytes]
     }
 
     /// The canonical shape text; empty for an op without dimensions.
     pub fn shape(&self) -> &str {
-        &self.shape
+        &self.text[self.op_bytes + 1..]
+    }
+
+    /// Op and shape as one text, different for different keys.
+    pub(super) fn text(&self) -> &str {
+        &self.text
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.op, if self.shape.is_empty() { "-" } else { &self.shape })
+        let shape = if self.shape().is_empty() { "-" } else { self.shape() };
+        write!(f, "{} {shape}", self.op())
     }
 }
 

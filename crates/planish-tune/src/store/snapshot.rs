@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::index::Index;
 use super::record::{Choice, Identity, Key, Silicon, Source, State};
 use crate::config::Config;
 
@@ -101,20 +102,64 @@ pub struct Lookup<'a> {
 /// All choices of all layers, immutable once handed out.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    by_key: HashMap<Key, Vec<Held>>,
+    /// The records of each key, in the order in which keys came.
+    groups: Vec<Group>,
+    /// The texts of all keys, one behind the other: near each other, where those of the records lie all over memory.
+    texts: String,
+    /// The group of each key.
+    index: Index,
     /// The builds on machines that records are of, each once; there are few, so one is found by comparing.
     bases: Vec<Base>,
+    /// The candidate sets that records are of, each once.
+    candidates: Vec<String>,
+    /// Where each of them lies.
+    by_candidates: HashMap<String, u32>,
     /// The keys of each bucket.
     by_bucket: HashMap<Key, Vec<Key>>,
     sums: HashSet<(Layer, u128)>,
     silicon: HashSet<Shared>,
 }
 
-/// A record, and by its number the build on a machine that it is of: a lookup need not read a cold identity to compare it.
+/// The records of a key: what a lookup needs to decide is in one cache line, the text of the key aside.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Group {
+    /// Where the key's text begins and ends.
+    text: (u32, u32),
+    first: Held,
+    more: Vec<Held>,
+}
+
+impl Group {
+    fn text<'t>(&self, texts: &'t str) -> &'t str {
+        &texts[self.text.0 as usize..self.text.1 as usize]
+    }
+
+    fn held(&self) -> impl Iterator<Item = &Held> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.held().map(|held| &*held.entry)
+    }
+}
+
+/// A record, and by their numbers what it was tuned under: a lookup need not read a cold identity to compare it.
 #[derive(Clone, Debug)]
 struct Held {
-    base: usize,
+    /// The build on a machine on which it was tuned; `BROUGHT` for a record from elsewhere.
+    base: u32,
+    /// The candidate set.
+    candidates: u32,
     entry: Arc<Entry>,
+}
+
+/// The base of records that were not tuned under the identity that they name.
+const BROUGHT: u32 = u32::MAX;
+
+/// Numbers of bases and candidate sets, and places in all texts, are short.
+fn short(n: usize) -> u32 {
+    u32::try_from(n).ok().filter(|n| *n != BROUGHT).expect("fewer than four billion")
 }
 
 /// An identity without its candidates, which differ from kernel to kernel.
@@ -195,23 +240,55 @@ impl Snapshot {
                 self.silicon.insert(shared);
             }
         }
-        let base = self.base_of(&choice.identity).unwrap_or_else(|| {
-            self.bases.push(Base(choice.identity.clone()));
-            self.bases.len() - 1
-        });
-        let entry = Arc::new(Entry { layer, sum, choice });
-        let held = self.by_key.entry(entry.choice.key.clone()).or_default();
-        if held.is_empty()
-            && let Some(bucket) = entry.choice.key.bucket()
-        {
-            self.by_bucket.entry(bucket).or_default().push(entry.choice.key.clone());
-        }
-        held.push(Held { base, entry });
+        let base = match choice.source {
+            Source::Tuned => self.base_of(&choice.identity).unwrap_or_else(|| {
+                self.bases.push(Base(choice.identity.clone()));
+                short(self.bases.len() - 1)
+            }),
+            Source::Imported | Source::Builtin => BROUGHT,
+        };
+        let candidates = match self.by_candidates.get(&choice.identity.candidates) {
+            Some(known) => *known,
+            None => {
+                self.candidates.push(choice.identity.candidates.clone());
+                let number = short(self.candidates.len() - 1);
+                self.by_candidates.insert(choice.identity.candidates.clone(), number);
+                number
+            }
+        };
+        self.hold(Held { base, candidates, entry: Arc::new(Entry { layer, sum, choice }) });
         true
     }
 
-    fn base_of(&self, identity: &Identity) -> Option<usize> {
-        self.bases.iter().position(|b| b.is_of(identity))
+    fn hold(&mut self, held: Held) {
+        let key = &held.entry.choice.key;
+        if let Some(group) = self.find(key) {
+            self.groups[group].more.push(held);
+            return;
+        }
+        if let Some(bucket) = key.bucket() {
+            self.by_bucket.entry(bucket).or_default().push(key.clone());
+        }
+        let start = self.texts.len();
+        self.texts.push_str(key.text());
+        let (groups, texts, hash) = (&self.groups, &self.texts, self.index.hash(key.text()));
+        self.index.insert(hash, groups.len(), |index, g| index.hash(groups[g].text(texts)));
+        let text = (short(start), short(self.texts.len()));
+        self.groups.push(Group { text, first: held, more: Vec::new() });
+    }
+
+    /// The number of the key's group.
+    fn find(&self, key: &Key) -> Option<usize> {
+        let is_it = |g: usize| self.groups[g].text(&self.texts) == key.text();
+        self.index.find(self.index.hash(key.text()), is_it)
+    }
+
+    fn group(&self, key: &Key) -> Option<&Group> {
+        self.find(key).map(|g| &self.groups[g])
+    }
+
+    fn base_of(&self, identity: &Identity) -> Option<u32> {
+        self.bases.iter().position(|b| b.is_of(identity)).map(short)
     }
 
     /// Whether `layer` has the record of that name.
@@ -244,15 +321,14 @@ impl Snapshot {
         legal: &dyn Fn(&Config) -> Result<(), String>,
     ) -> Lookup<'_> {
         let miss = |why| Lookup { tier: Tier::Miss { why }, record: None };
-        let Some(entries) = self.by_key.get(key) else { return miss(Why::NoRecord) };
-        if let Some(best) = self.exact(entries, identity)
+        let Some(group) = self.group(key) else { return miss(Why::NoRecord) };
+        if let Some(best) = self.exact(group, identity)
             && legal(&best.choice.config).is_ok()
         {
             return Lookup { tier: Tier::Exact, record: Some(&best.choice) };
         }
-        let entries = || entries.iter().map(|held| &*held.entry);
-        let Some(best) = entries().filter(|e| usable(e, identity)).max_by_key(|e| rank(e, identity)) else {
-            let nearest = entries().max_by_key(|e| rank(e, identity)).expect("a key is stored with its first record");
+        let Some(best) = group.entries().filter(|e| usable(e, identity)).max_by_key(|e| rank(e, identity)) else {
+            let nearest = group.entries().max_by_key(|e| rank(e, identity)).expect("a group has a first record");
             return miss(Why::OtherSilicon(nearest.choice.identity.diff(identity)));
         };
         let Err(verdict) = legal(&best.choice.config) else {
@@ -267,14 +343,17 @@ impl Snapshot {
     }
 
     /// The best of the records that were tuned here under this very identity: none of another identity ranks above it.
-    fn exact<'s>(&'s self, entries: &'s [Held], identity: &Identity) -> Option<&'s Entry> {
+    fn exact<'s>(&'s self, group: &'s Group, identity: &Identity) -> Option<&'s Entry> {
         let here = self.base_of(identity)?;
         let is_exact = |held: &&Held| {
-            let c = &held.entry.choice;
-            held.base == here && c.source == Source::Tuned && c.identity.candidates == identity.candidates
+            held.base == here && self.candidates[held.candidates as usize] == identity.candidates
         };
-        let exact = entries.iter().filter(is_exact).map(|held| &*held.entry);
-        exact.max_by_key(|e| standing(e))
+        let exact = || group.held().filter(is_exact).map(|held| &*held.entry);
+        match exact().nth(1) {
+            // One alone need not be read to be compared.
+            None => exact().next(),
+            Some(_) => exact().max_by_key(|e| standing(e)),
+        }
     }
 
     /// The record of the nearest shape in the bucket of `key` that was measured here, under an identity that differs in
@@ -309,11 +388,11 @@ impl Snapshot {
 
     /// Every record of `key`, in the order read.
     pub(super) fn of_key(&self, key: &Key) -> impl Iterator<Item = &Entry> {
-        self.by_key.get(key).into_iter().flatten().map(|held| &*held.entry)
+        self.group(key).into_iter().flat_map(Group::entries)
     }
 
-    /// Every record of every layer, in no order.
+    /// Every record of every layer, by key in the order in which keys came.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.by_key.values().flatten().map(|held| &*held.entry)
+        self.groups.iter().flat_map(Group::entries)
     }
 }
