@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use planish_engine::accept::Gain;
+use planish_engine::accept::{BreakEven, Gain};
 use planish_engine::roof::Roof;
 use planish_tune::Policy;
 
@@ -271,8 +271,11 @@ fn end_to_end(section: &mut Section, tuned: &Tuned) {
             "lower|x",
             "upper|x",
             "pairs",
-            "break-even",
+            "no gain, 1 x",
             "verdict",
+            "tuning|s",
+            "earned back after|tokens",
+            "at most|tokens",
         ],
     );
     let mut logits = Table::new(
@@ -280,10 +283,11 @@ fn end_to_end(section: &mut Section, tuned: &Tuned) {
         &["set", "largest difference of a logit", "same best token", "positions", "time|s", "measured"],
     );
     for w in &tuned.whole {
-        for (path, gain) in [("decode", &w.report.decode), ("prefill", &w.report.prefill)] {
-            table.row(gain_row(&w.set, path, gain));
-        }
         let r = &w.report;
+        // Tuning is earned back by decoding; a prompt is read once.
+        for (path, gain, earned) in [("decode", &r.decode, r.break_even.as_ref()), ("prefill", &r.prefill, None)] {
+            table.row(gain_row(&w.set, path, gain).into_iter().chain(earned_cells(earned)).collect());
+        }
         logits.row(vec![
             w.set.as_str().into(),
             format!("{:.2e}", r.logit_delta_max).into(),
@@ -296,8 +300,21 @@ fn end_to_end(section: &mut Section, tuned: &Tuned) {
     section.table(table).table(logits);
     section.text(
         "Both decoders run interleaved on the same tokens. Where the lower bound does not clear 1, the set brings nothing \
-         that can be shown, and its choices go back to the defaults.",
+         that can be shown, and its choices go back to the defaults. \
+         Tuning is earned back by the time that decoding saves: after so many tokens at the median of the gain, and at most \
+         after so many at its lower bound; there is no such number where decode got no faster beyond noise.",
     );
+}
+
+/// What tuning took, and after how many decoded tokens that is earned back.
+fn earned_cells(earned: Option<&BreakEven>) -> [Cell; 3] {
+    let cell = |text: Option<String>| Cell::from(text.unwrap_or_else(|| NONE.to_owned()));
+    let tokens = |n: Option<u64>| cell(n.map(|n| n.to_string()));
+    [
+        cell(earned.map(|e| fixed(e.tuning_s, 1))),
+        tokens(earned.and_then(|e| e.tokens)),
+        tokens(earned.and_then(|e| e.tokens_most)),
+    ]
 }
 
 fn gain_row(set: &str, path: &str, g: &Gain) -> Vec<Cell> {
@@ -307,7 +324,7 @@ fn gain_row(set: &str, path: &str, g: &Gain) -> Vec<Cell> {
         Effect::Slower => Tone::Bad,
         Effect::NoEffect | Effect::Same => Tone::Muted,
     };
-    // Break-even is a ratio of 1: whether the interval is past it, before it, or holds it.
+    // Whether the interval is past a ratio of 1, before it, or holds it.
     let even = match (g.lo > 1.0, g.hi < 1.0) {
         (true, _) => "past it",
         (_, true) => "short of it",

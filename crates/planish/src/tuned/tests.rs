@@ -12,6 +12,7 @@ use planish_tune::{Budget, Policy, Rejection, Resume, Silent, Task, Value, Verdi
 
 use super::kernel::{Decision, decision, fates, regret};
 use super::*;
+use crate::page::number::NONE;
 use crate::page::tests::{check_alone, check_markup, check_same_numbers};
 use crate::page::{self, Files};
 
@@ -210,10 +211,26 @@ fn a_check_of_a_model_is_told_with_its_bounds() {
         break_even: None,
     };
     let mut tuned = of(vec![kernel(State::Tuned, outcome(Vec::new()))]);
-    tuned.whole.push(Whole { set: "0123456789abcdef".into(), measured_ms: 1_796_016_309_265, report });
-    let tsv = check(&tuned).tsv;
-    assert!(tsv.contains("decode\t155.2\t164.5\t1.060\t1.040\t1.080\t16\tpast it\tfaster\n"), "{tsv}");
-    assert!(tsv.contains("prefill\t155.2\t155.2\t1.000\t0.980\t1.020\t16\tinside the interval\tno effect\n"), "{tsv}");
+    let mut whole = |report| {
+        tuned.whole = vec![Whole { set: "0123456789abcdef".into(), measured_ms: 1_796_016_309_265, report }];
+        check(&tuned)
+    };
+    let none = NONE;
+    let prefill = format!("prefill\t155.2\t155.2\t1.000\t0.980\t1.020\t16\tinside the interval\tno effect\t{none}");
+    let decode = "decode\t155.2\t164.5\t1.060\t1.040\t1.080\t16\tpast it\tfaster";
+    let tsv = whole(report).tsv;
+    assert!(tsv.contains(&format!("{decode}\t{none}\t{none}\t{none}\n")), "{tsv}");
+    assert!(tsv.contains(&format!("{prefill}\t{none}\t{none}\n")), "{tsv}");
+    // A second of 155.2 tokens has 5.66% less to do at the median, 3.85% at the lower bound: 65 s are earned back by so many.
+    let files = whole(report.after(Duration::from_secs(65)));
+    assert!(files.tsv.contains(&format!("{decode}\t65.0\t178222\t262288\n")), "{}", files.tsv);
+    assert!(files.tsv.contains(&format!("{prefill}\t{none}\t{none}\n")), "{}", files.tsv);
+    let json: serde_json::Value = serde_json::from_str(&files.json).unwrap();
+    let kept = &json["data"]["whole"][0]["report"]["break_even"];
+    assert!(kept["tokens"] == 178_222 && kept["tokens_most"] == 262_288 && kept["tuning_s"] == 65.0, "{kept}");
+    let slower = accept::Report { decode: gain(0.99, Effect::NoEffect), ..report };
+    let tsv = whole(slower.after(Duration::from_secs(65))).tsv;
+    assert!(tsv.contains(&format!("inside the interval\tno effect\t65.0\t{none}\t{none}\n")), "{tsv}");
     assert!(tsv.contains("3.50e-5\t24\t25\t8.0\t2026-11-30"), "{tsv}");
 }
 
