@@ -33,8 +33,9 @@ pub struct Topology {
     pub hypervisor: Option<bool>,
     /// Memory nodes.
     pub numa_nodes: u32,
-    /// Kinds of cores with the logical processors of each, where the system tells more than one apart.
-    pub classes: BTreeMap<String, String>,
+    /// Kinds of cores, and how many logical processors of each this process may run on; empty where the machine has but
+    /// one kind, or the system does not tell.
+    pub classes: BTreeMap<String, u32>,
 }
 
 impl Topology {
@@ -63,8 +64,8 @@ impl Topology {
             silicon.insert("hypervisor".into(), hypervisor.to_string());
         }
         if !self.classes.is_empty() {
-            let classes: Vec<String> = self.classes.iter().map(|(name, cpus)| format!("{name}:{cpus}")).collect();
-            silicon.insert("classes".into(), classes.join(" "));
+            let classes: Vec<String> = self.classes.iter().map(|(name, n)| format!("{n} of {name}")).collect();
+            silicon.insert("classes".into(), classes.join(", "));
         }
         let toolchain = [
             ("rustc", env!("PLANISH_RUSTC")),
@@ -79,15 +80,24 @@ impl Topology {
 /// Asks the processor and the system; what they do not tell stays empty.
 pub fn probe() -> Topology {
     let mut found = Topology { isa: isa(), numa_nodes: numa_nodes().max(1), quota: quota(), ..Topology::default() };
-    let allowed = affinity();
+    let (allowed, sys) = (affinity(), Path::new("/sys/devices"));
+    let first = allowed.as_deref().and_then(|cpus| cpus.first().copied()).unwrap_or(0);
     found.threads = match &allowed {
         Some(cpus) => cpus.len() as u32,
         None => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
     };
     found.cores = allowed.as_deref().and_then(physical_cores).unwrap_or(found.threads);
-    sysfs_caches(&mut found);
-    found.classes = core_classes();
-    silicon(&mut found);
+    for (level, kind, bytes) in caches(sys, first) {
+        set_cache(&mut found, level, kind == "Instruction", bytes);
+    }
+    found.classes = core_classes(sys, allowed.as_deref());
+    // Where cores differ, what the instruction tells is of the core that it runs on: always the same one.
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            run_on(first);
+            silicon(&mut found);
+        });
+    });
     found.llc_bytes = found.llc_bytes.max(found.l2_bytes).max(found.l1_bytes);
     found
 }
@@ -117,6 +127,20 @@ fn affinity() -> Option<Vec<usize>> {
 fn affinity() -> Option<Vec<usize>> {
     None
 }
+
+/// Keeps this thread on one logical processor; without effect where that cannot be had.
+#[cfg(target_os = "linux")]
+fn run_on(cpu: usize) {
+    // SAFETY: all-zero is an empty set, `cpu` came out of such a set, and the call reads as much as it is told.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn run_on(_cpu: usize) {}
 
 fn physical_cores(cpus: &[usize]) -> Option<u32> {
     let core = |cpu: &usize| {
@@ -162,22 +186,19 @@ fn group_limit(dir: &Path) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// Sizes of the caches that the first processor sees.
-fn sysfs_caches(found: &mut Topology) {
-    for index in 0..8 {
-        let dir = PathBuf::from(format!("{CPUS}/cpu0/cache/index{index}"));
-        let (Some(level), Some(kind), Some(size)) =
-            (text(dir.join("level")), text(dir.join("type")), text(dir.join("size")))
-        else {
-            return;
-        };
+/// Level, kind and bytes of each cache that logical processor `cpu` sees.
+fn caches(sys: &Path, cpu: usize) -> Vec<(u32, String, u64)> {
+    let one = |index: u32| {
+        let dir = sys.join(format!("system/cpu/cpu{cpu}/cache/index{index}"));
+        let (level, kind, size) = (text(dir.join("level"))?, text(dir.join("type"))?, text(dir.join("size"))?);
         let bytes = match (size.strip_suffix('K'), size.strip_suffix('M')) {
             (Some(k), _) => k.parse::<u64>().unwrap_or(0) << 10,
             (_, Some(m)) => m.parse::<u64>().unwrap_or(0) << 20,
             _ => size.parse().unwrap_or(0),
         };
-        set_cache(found, level.parse().unwrap_or(0), kind == "Instruction", bytes);
-    }
+        Some((level.parse().unwrap_or(0), kind, bytes))
+    };
+    (0..8).map_while(one).collect()
 }
 
 fn set_cache(found: &mut Topology, level: u32, instructions: bool, bytes: u64) {
@@ -189,24 +210,44 @@ fn set_cache(found: &mut Topology, level: u32, instructions: bool, bytes: u64) {
     }
 }
 
-/// Kinds of cores: Intel's hybrid parts list them, Arm's are told apart by the identification register.
-fn core_classes() -> BTreeMap<String, String> {
-    let mut classes = BTreeMap::new();
-    for kind in ["cpu_core", "cpu_atom", "cpu_lowpower"] {
-        if let Some(cpus) = text(format!("/sys/devices/{kind}/cpus")) {
-            classes.insert(kind.to_string(), cpus);
-        }
-    }
-    let mut by_midr: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for cpu in 0.. {
-        let Some(midr) = text(format!("{CPUS}/cpu{cpu}/regs/identification/midr_el1")) else { break };
-        by_midr.entry(midr).or_default().push(cpu.to_string());
-    }
-    classes.extend(by_midr.into_iter().map(|(midr, cpus)| (midr, cpus.join(","))));
+/// Kinds of cores, with as many of each as `allowed` has; empty where all of the machine's are alike.
+///
+/// Intel's hybrid parts list them and Arm's have identification registers; clusters of one register differ in capacity, and
+/// dies of one kind in their caches.
+fn core_classes(sys: &Path, allowed: Option<&[usize]>) -> BTreeMap<String, u32> {
+    let listed: Vec<(&str, Vec<usize>)> = ["cpu_core", "cpu_atom", "cpu_lowpower"]
+        .into_iter()
+        .filter_map(|kind| Some((kind, cpu_list(&text(sys.join(kind).join("cpus"))?))))
+        .collect();
+    let class = |cpu: usize| {
+        let dir = sys.join(format!("system/cpu/cpu{cpu}"));
+        let kind = listed.iter().find(|(_, cpus)| cpus.contains(&cpu)).map(|(kind, _)| (*kind).to_owned());
+        let midr = text(dir.join("regs/identification/midr_el1"));
+        let mut parts = vec![kind.or(midr).unwrap_or_else(|| "core".to_owned())];
+        parts.extend(text(dir.join("cpu_capacity")).map(|c| format!("capacity {c}")));
+        let cached = caches(sys, cpu).into_iter().filter(|(_, kind, _)| kind != "Instruction");
+        parts.extend(cached.map(|(level, _, bytes)| format!("L{level} {}K", bytes >> 10)));
+        parts.join(" ")
+    };
+    let present = cpu_list(&text(sys.join("system/cpu/present")).unwrap_or_default());
+    let mut classes: BTreeMap<String, u32> = present.iter().map(|cpu| (class(*cpu), 0)).collect();
     if classes.len() < 2 {
-        classes.clear();
+        return BTreeMap::new();
     }
+    for cpu in allowed.unwrap_or(&present) {
+        *classes.entry(class(*cpu)).or_default() += 1;
+    }
+    classes.retain(|_, n| *n > 0);
     classes
+}
+
+/// The numbers in a list such as `0-3,8`.
+fn cpu_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        Some(from.trim().parse().ok()?..=to.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
 }
 
 macro_rules! detected {
@@ -332,7 +373,7 @@ fn silicon(found: &mut Topology) {
     found.l1_bytes = number(c"hw.perflevel0.l1dcachesize").or(number(c"hw.l1dcachesize")).unwrap_or(0);
     found.l2_bytes = number(c"hw.perflevel0.l2cachesize").or(number(c"hw.l2cachesize")).unwrap_or(0);
     for (name, level) in [(c"hw.perflevel0.physicalcpu", "performance"), (c"hw.perflevel1.physicalcpu", "efficiency")] {
-        found.classes.extend(number(name).map(|n| (level.to_string(), n.to_string())));
+        found.classes.extend(number(name).map(|n| (level.to_string(), n as u32)));
     }
     found.hypervisor = number(c"kern.hv_vmm_present").map(|v| v == 1);
 }
@@ -367,6 +408,75 @@ mod tests {
             // The system may refuse what the processor has, never the reverse.
             assert!(!tiles || info.is_empty() || info.contains(" amx_int8"), "{found:?}");
         }
+    }
+
+    /// A machine of six logical processors as its system lists it: what each sees of caches, and what lists it has.
+    fn listed(lists: &[(&str, &str)], l2_kib: [u32; 6]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::write(path, format!("{text}\n")).expect("written");
+        };
+        write("system/cpu/present", "0-5");
+        for (cpu, kib) in l2_kib.iter().enumerate() {
+            for (index, (level, kind, size)) in [(1, "Data", 32), (1, "Instruction", 64), (2, "Unified", *kib)].iter().enumerate() {
+                for (name, text) in [("level", level.to_string()), ("type", (*kind).to_owned()), ("size", format!("{size}K"))] {
+                    write(&format!("system/cpu/cpu{cpu}/cache/index{index}/{name}"), &text);
+                }
+            }
+        }
+        lists.iter().for_each(|(path, text)| write(path, text));
+        dir
+    }
+
+    /// Performance and efficiency cores: as many of each as the process may run on make another machine, which ones do not.
+    #[test]
+    fn unlike_cores_are_counted_by_kind_as_far_as_this_process_may_run_on_them() {
+        let hybrid = listed(&[("cpu_core/cpus", "0-3"), ("cpu_atom/cpus", "4,5")], [1280, 1280, 1280, 1280, 2048, 2048]);
+        let of = |allowed: &[usize]| {
+            let classes = core_classes(hybrid.path(), Some(allowed));
+            let threads = allowed.len() as u32;
+            Topology { cores: threads, threads, classes, ..Topology::default() }
+        };
+        let text = |allowed: &[usize]| of(allowed).identity().silicon["classes"].clone();
+        assert_eq!(text(&[0, 1, 2, 3, 4, 5]), "2 of cpu_atom L1 32K L2 2048K, 4 of cpu_core L1 32K L2 1280K");
+        assert_eq!(text(&[4, 5]), "2 of cpu_atom L1 32K L2 2048K", "one kind alone is named too");
+        let same = of(&[0, 1]).identity();
+        assert_eq!(same, of(&[2, 3]).identity(), "which cores of a kind they are is no matter");
+        assert!(same != of(&[4, 5]).identity() && same != of(&[0, 4]).identity(), "of which kind they are is");
+        assert_eq!(core_classes(hybrid.path(), None).values().sum::<u32>(), 6);
+    }
+
+    #[test]
+    fn cores_that_no_list_tells_apart_differ_by_capacity_or_cache() {
+        let capacity = |cpu: usize, n: &str| (format!("system/cpu/cpu{cpu}/cpu_capacity"), n.to_owned());
+        let capacities = [capacity(0, "1024"), capacity(1, "1024"), capacity(2, "512"), capacity(3, "512")];
+        let lists: Vec<(&str, &str)> = capacities.iter().map(|(p, n)| (p.as_str(), n.as_str())).collect();
+        assert_eq!(core_classes(listed(&lists, [512; 6]).path(), Some(&[0, 2, 3])).len(), 2);
+        let dies = listed(&[], [512, 512, 512, 1024, 1024, 1024]);
+        let counts: Vec<u32> = core_classes(dies.path(), Some(&[1, 2, 3])).into_values().collect();
+        assert_eq!(counts, [1, 2], "by name: 1024K before 512K");
+        let alike = listed(&[], [512; 6]);
+        assert!(core_classes(alike.path(), Some(&[0, 1])).is_empty(), "on an ordinary machine nothing is said");
+        assert!(core_classes(Path::new("/nowhere"), Some(&[0, 1])).is_empty());
+        assert_eq!(cpu_list("0-2,5"), [0, 1, 2, 5]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_may_run_on_fewer_processors_is_another_machine() {
+        let all = probe();
+        let allowed = affinity().expect("it can be asked");
+        let one = std::thread::spawn(move || {
+            run_on(allowed[0]);
+            probe()
+        });
+        let one = one.join().expect("no panic");
+        assert_eq!((one.threads, one.cores), (1, 1));
+        assert_eq!(all.threads == 1, all.identity() == one.identity(), "{all:?} {one:?}");
+        // The probe itself leaves the thread where it was.
+        assert_eq!(probe().threads, all.threads);
     }
 
     #[test]

@@ -212,6 +212,10 @@ fn text(info: &Info, cpu: &Cpu) -> String {
         ("tier", format!("{}, by read bandwidth", info.tier)),
         ("load", load),
     ];
+    if !t.classes.is_empty() {
+        let kinds: Vec<String> = t.classes.iter().map(|(kind, n)| format!("{n} of {kind}")).collect();
+        rows.insert(2, ("kinds", kinds.join(", ")));
+    }
     rows.extend(info.governor.name.iter().map(|name| ("governor", name.clone())));
     rows.extend(info.home.iter().map(|home| ("files", home.clone())));
     rows.extend(info.devices.iter().map(|d| ("device", device_text(d))));
