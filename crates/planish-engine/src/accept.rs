@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_tune::stats::{median, median_bounds};
-use planish_tune::store::{Choice, Evidence, Key, Ratio, Source, State, Store, Tier, now_ms};
+use planish_tune::store::{self, Choice, Evidence, Key, Ratio, Source, State, Store, Tier, now_ms};
 use planish_tune::{Config, Space};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,6 @@ use crate::generate::{Flow, greedy_token};
 use crate::gpu::{By, GpuDecoder};
 use crate::identity::{Identities, key};
 use crate::plan::Entry;
-use crate::tuning;
 use crate::verify::Feed;
 
 /// Level of each bound of the ratio: together they hold it with 95%.
@@ -338,7 +337,8 @@ pub fn put_back(items: &[Item], machine: Machine<'_>, identities: &Identities, s
         let space = (op.space)(shape, &machine);
         let (key, identity) = (key(op, shape)?, identities.of(&space));
         // What a neighbour of the bucket gave goes back for this shape alone.
-        let Some(choice) = tuning::standing(&key, &identity, &space, store) else { continue };
+        let item = store::Item { key: &key, identity: &identity, space: &space };
+        let Some(choice) = store.standing(item) else { continue };
         if choice.config == space.default || choice.state != State::Tuned {
             continue;
         }

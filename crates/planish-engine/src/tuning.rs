@@ -15,11 +15,11 @@ use planish_kernels::telling::Telling;
 use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::recorded::{About, Recorded};
 use planish_tune::store::{
-    Choice, Earlier, Evidence, Identity, Key, Progress, Ratio, Source, State, Store, Tier, now_ms,
+    Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms,
 };
 use planish_tune::{
     Budget, Claim, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task,
-    Trial, Verdict, allot, recheck,
+    Trial, allot, recheck,
 };
 use serde::Deserialize;
 
@@ -199,9 +199,10 @@ fn open_quarantine(setting: &Setting<'_>, watch: &mut dyn Watch) -> Arc<Mutex<Qu
 /// Tunes `works` in order and stores every outcome as soon as it is known.
 pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut dyn Watch) -> Result<Vec<Done>> {
     let quarantine = open_quarantine(setting, watch);
-    let total = Budget::new(setting.clock, setting.budget);
-    let stored = |w: &Work, store: &Store| {
-        if setting.force { None } else { known(w, setting.machine, setting.identities, store) }
+    let (total, since_ms) = (Budget::new(setting.clock, setting.budget), now_ms());
+    let stored = |w: &Work, store: &Store| match setting.force {
+        true => None,
+        false => settled_since(w, (setting.machine, setting.identities), store, since_ms),
     };
     let open: Vec<bool> = works.iter().map(|w| stored(w, store).is_none()).collect();
     let (mut done, mut elsewhere) = (Vec::new(), Vec::new());
@@ -212,7 +213,8 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
             (Some(choice), _) => Fate::Known(Box::new(choice)),
             (None, Some(allowance)) if !setting.cancel.load(Ordering::Relaxed) => {
                 watch.begins(index, works.len(), work, allowance);
-                tune_one(work, setting, store, &quarantine, allowance, watch)?.unwrap_or_else(|| {
+                let time = Time { allowance, since_ms };
+                tune_one(work, setting, store, &quarantine, time, watch)?.unwrap_or_else(|| {
                     elsewhere.push(index);
                     Fate::Skipped
                 })
@@ -226,7 +228,7 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
         done.push(item);
     }
     for index in elsewhere {
-        done[index].fate = from_elsewhere(&works[index], setting, store, &quarantine, total, watch)?;
+        done[index].fate = from_elsewhere(&works[index], setting, store, &quarantine, (total, since_ms), watch)?;
         watch.ends(&done[index]);
     }
     store.seal();
@@ -245,11 +247,12 @@ fn from_elsewhere(
     setting: &Setting<'_>,
     store: &mut Store,
     quarantine: &Arc<Mutex<Quarantine>>,
-    total: Budget<'_>,
+    (total, since_ms): (Budget<'_>, u64),
     watch: &mut dyn Watch,
 ) -> Result<Fate> {
     while !setting.cancel.load(Ordering::Relaxed) && !total.left().is_zero() {
-        if let Some(fate) = tune_one(work, setting, store, quarantine, total.left(), watch)? {
+        let time = Time { allowance: total.left(), since_ms };
+        if let Some(fate) = tune_one(work, setting, store, quarantine, time, watch)? {
             return Ok(fate);
         }
         setting.clock.sleep(ELSEWHERE_PAUSE);
@@ -257,21 +260,28 @@ fn from_elsewhere(
     Ok(Fate::Skipped)
 }
 
-/// The record that an item runs with as it stands, its own or the nearest of its bucket: it needs no measuring.
+/// The record that an item runs with as it stands, its own or the nearest of its bucket.
 pub fn known(work: &Work, machine: Machine<'_>, identities: &Identities, store: &Store) -> Option<Choice> {
     let space = work.space(&machine);
-    standing(&key(work.op, &work.shape).ok()?, &identities.of(&space), &space, store)
+    let (key, identity) = (key(work.op, &work.shape).ok()?, identities.of(&space));
+    store.standing(Item { key: &key, identity: &identity, space: &space })
 }
 
-/// The exact record of `key`, else the nearest one of its bucket.
-pub(crate) fn standing(key: &Key, identity: &Identity, space: &Space, store: &Store) -> Option<Choice> {
-    let legal = |c: &Config| space.violated(c).map_or(Ok(()), Err);
-    let snapshot = store.snapshot();
-    let found = snapshot.lookup_legal(key, identity, &legal);
-    match (found.tier, found.record) {
-        (Tier::Exact, Some(choice)) => Some(choice.clone()),
-        _ => snapshot.nearby(key, identity, &legal).cloned(),
-    }
+/// The same, unless an earlier run of it was cut off before it was settled: else it needs no measuring.
+pub fn settled(work: &Work, machine: Machine<'_>, identities: &Identities, store: &Store) -> Option<Choice> {
+    settled_since(work, (machine, identities), store, u64::MAX)
+}
+
+/// The same, what a run that began at `since_ms` has cut off itself left aside.
+fn settled_since(
+    work: &Work,
+    (machine, identities): (Machine<'_>, &Identities),
+    store: &Store,
+    since_ms: u64,
+) -> Option<Choice> {
+    let space = work.space(&machine);
+    let (key, identity) = (key(work.op, &work.shape).ok()?, identities.of(&space));
+    store.settled(Item { key: &key, identity: &identity, space: &space }, since_ms)
 }
 
 /// What the best record of another build, policy or machine claims about an item, if it can be put to the test: a set of
@@ -374,13 +384,22 @@ pub(crate) fn remote(
     Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)))
 }
 
-/// Tunes one item; none while another process is at it.
+/// Of an item of a run.
+#[derive(Clone, Copy)]
+struct Time {
+    /// What it may take.
+    allowance: Duration,
+    /// When the run began, in milliseconds since 1970.
+    since_ms: u64,
+}
+
+/// Tunes one item, or goes on where a run was cut off; none while another process is at it.
 fn tune_one(
     work: &Work,
     setting: &Setting<'_>,
     store: &mut Store,
     quarantine: &Arc<Mutex<Quarantine>>,
-    allowance: Duration,
+    Time { allowance, since_ms }: Time,
     watch: &mut dyn Watch,
 ) -> Result<Option<Fate>> {
     let watch = RefCell::new(watch);
@@ -388,22 +407,23 @@ fn tune_one(
     let mut remote = remote(work, setting, quarantine)?.hearing(Box::new(heard));
     let (key, space) = (key(work.op, &work.shape)?, remote.space().clone());
     let identity = setting.identities.of(&space);
+    let item = Item { key: &key, identity: &identity, space: &space };
     let earlier = if setting.force { Earlier::Forget } else { Earlier::Use };
-    let Some((journal, resume)) = store.progress(&key, &identity, earlier) else { return Ok(None) };
-    // Nobody else has it now; somebody may have had until just now.
-    store.refresh();
-    if let Some(choice) = standing(&key, &identity, &space, store).filter(|_| !setting.force) {
-        journal.done();
-        return Ok(Some(Fate::Known(Box::new(choice))));
-    }
+    let (journal, resume) = match store.begin(item, since_ms, earlier) {
+        Begun::Elsewhere => return Ok(None),
+        Begun::Known(choice) => return Ok(Some(Fate::Known(choice))),
+        Begun::Open(journal, resume) => (journal, resume),
+    };
     let start = Budget::new(setting.clock, allowance);
-    if let Some(claim) = claim(&key, &identity, &space, store).filter(|_| !setting.force) {
+    // What a run was cut off at is gone on with; its prior has been tried.
+    let fresh = !setting.force && resume == Resume::default();
+    if let Some(claim) = claim(&key, &identity, &space, store).filter(|_| fresh) {
         match try_claim(&mut remote, &claim, (setting, start), &watch)? {
             Trial::Held(outcome) => {
                 let confirms = serde_json::json!({ "source": claim.1.source, "differs": claim.2 });
                 let beside = [("roof", roof(work, setting)), ("confirms", confirms)];
-                save(store, &key, &identity, &outcome, &beside)?;
-                journal.done();
+                let ended = Ended { outcome: &outcome, beside: &beside, interrupted: false };
+                store.end(item, &ended, journal).map_err(unfit)?;
                 return Ok(Some(Fate::Confirmed(outcome)));
             }
             Trial::Fell(_) if setting.cancel.load(Ordering::Relaxed) => {}
@@ -425,11 +445,9 @@ fn tune_one(
         Ok(mut outcome) => {
             // What the space itself forbids can be listed again, and may be thousands; the tallies keep their number.
             outcome.rejected.retain(|(config, _)| space.violated(config).is_none());
-            let promoted = matches!(outcome.verdict, Verdict::Promoted { .. });
-            if promoted || !outcome.partial || !setting.cancel.load(Ordering::Relaxed) {
-                save(store, &key, &identity, &outcome, &[("roof", roof(work, setting))])?;
-                forward.journal.done();
-            }
+            let interrupted = setting.cancel.load(Ordering::Relaxed);
+            let ended = Ended { outcome: &outcome, beside: &[("roof", roof(work, setting))], interrupted };
+            store.end(item, &ended, forward.journal).map_err(unfit)?;
             Ok(Some(Fate::Tuned(Box::new(outcome))))
         }
         Err(e) => Ok(Some(Fate::Failed(e.to_string()))),
@@ -506,48 +524,9 @@ impl Observer for Forward<'_, '_> {
     }
 }
 
-/// Stores the choice and its evidence; what Ctrl-C cut short without a winner is not stored, so that it is tried again.
-///
-/// `beside` are further fields of the evidence: the roof that times are held against, the prior that is confirmed.
-fn save(
-    store: &mut Store,
-    key: &Key,
-    identity: &Identity,
-    outcome: &Outcome,
-    beside: &[(&str, serde_json::Value)],
-) -> Result<()> {
-    let error = |e: planish_tune::store::Error| Error::request(e.to_string());
-    let mut data = serde_json::to_value(outcome).expect("an outcome is plain data");
-    for (name, value) in beside {
-        data[*name] = value.clone();
-    }
-    let evidence = Evidence { key: key.clone(), identity: identity.clone(), written_ms: now_ms(), data };
-    let (name, _) = store.append_evidence(evidence).map_err(error)?;
-    let (state, ratio) = match &outcome.verdict {
-        Verdict::Promoted { ratio, lo, hi } => (State::Tuned, Ratio { lo: *lo, mid: *ratio, hi: *hi }),
-        Verdict::KeptDefault if outcome.partial => (State::Undecided, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
-        Verdict::KeptDefault => (State::DefaultKept, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
-        Verdict::Undecided(_) => (State::Undecided, Ratio { lo: 1.0, mid: 1.0, hi: 1.0 }),
-    };
-    let ns_median = outcome
-        .ranking
-        .iter()
-        .find(|r| r.config == outcome.choice)
-        .and_then(|r| r.times.first())
-        .map_or(1.0, |t| t.median_ns.max(1.0));
-    let choice = Choice {
-        key: key.clone(),
-        identity: identity.clone(),
-        config: outcome.choice.clone(),
-        source: Source::Tuned,
-        state,
-        ratio,
-        ns_median,
-        written_ms: now_ms(),
-        evidence: Some(name),
-    };
-    store.append(choice).map_err(error)?;
-    Ok(())
+/// The error of a record that the store does not take.
+fn unfit(e: planish_tune::store::Error) -> Error {
+    Error::request(e.to_string())
 }
 
 /// What a worker is told to make.

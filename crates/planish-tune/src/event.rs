@@ -67,6 +67,9 @@ pub enum Event {
         config: Config,
         /// The default's time over the finalist's, per point.
         speedups: Vec<f64>,
+        /// It is the last of its round: rounds count when they are whole.
+        #[serde(default)]
+        ends_round: bool,
     },
     /// How far the run is.
     Progress {
@@ -112,14 +115,20 @@ pub struct Resume {
     pub rejected: Vec<(Config, Rejection)>,
     /// Timings of the search as (candidate, point, nanoseconds, ratio to the default); they are not repeated.
     pub measured: Vec<(Config, Point, f64, f64)>,
-    /// Paired rounds of the finals as (finalist, speedup per point), used when the same finalists are chosen.
+    /// Whole paired rounds of the finals as (finalist, speedup per point), used when the same finalists are chosen.
     pub paired: Vec<(Config, Vec<f64>)>,
+    /// Those of a round that has not ended.
+    #[serde(default)]
+    pub round: Vec<(Config, Vec<f64>)>,
     /// The search came to its own end.
     #[serde(default)]
     pub searched: bool,
     /// Who was in the finals.
     #[serde(default)]
     pub finalists: Vec<Config>,
+    /// Finals before those, which others took part in.
+    #[serde(default)]
+    pub finals_before: u32,
 }
 
 impl Resume {
@@ -135,11 +144,23 @@ impl Resume {
             }
             Event::Searched { .. } => self.searched = true,
             Event::Finalists { configs } => {
+                self.finals_before = self.finals_before_those_of(configs);
                 self.finalists.clone_from(configs);
                 self.paired.clear();
+                self.round.clear();
             }
-            Event::Paired { config, speedups } => self.paired.push((config.clone(), speedups.clone())),
+            Event::Paired { config, speedups, ends_round } => {
+                self.round.push((config.clone(), speedups.clone()));
+                if *ends_round {
+                    self.paired.append(&mut self.round);
+                }
+            }
             Event::Listed { .. } | Event::Admitted { .. } | Event::Progress { .. } | Event::Decided { .. } => {}
         }
+    }
+
+    /// How many finals there were before those of `configs`, which go on where they are the same.
+    pub fn finals_before_those_of(&self, configs: &[Config]) -> u32 {
+        self.finals_before + u32::from(!self.finalists.is_empty() && self.finalists != configs)
     }
 }

@@ -91,22 +91,21 @@ impl Finalist {
     }
 
     fn intervals(&self, alpha: f64) -> Option<Vec<Interval>> {
-        let one = |logs: &Vec<f64>| {
-            let (lo, hi) = median_bounds(logs, alpha)?;
-            Some(Interval { ratio: median(logs)?.exp(), lo: lo.exp(), hi: hi.exp() })
-        };
-        self.logs.iter().map(one).collect()
+        intervals(self.logs.iter().map(Vec::as_slice), alpha)
     }
 
-    /// Judges the pairs so far: the bound must clear the margin at every point, and so must the mean
-    /// of these pairs and the search together, because a candidate with two speeds can have a fast median.
-    fn look(&mut self, policy: &Policy, default: Steadiness) {
-        let Some(intervals) = self.intervals(policy.alpha_per_look()) else { return };
+    /// Judges the first `pairs` pairs at level `alpha`: the bound must clear the margin at every point, and so must the mean
+    /// of the pairs and the search together, because a candidate with two speeds can have a fast median.
+    ///
+    /// Later pairs, where an earlier run took some, wait for their own look: one more would be one more chance of luck.
+    fn look(&mut self, pairs: usize, alpha: f64, policy: &Policy, default: Steadiness) {
+        let first = self.logs.iter().map(|logs| &logs[..logs.len().min(pairs)]);
+        let Some(intervals) = intervals(first, alpha) else { return };
         let bar = 1.0 + policy.margin;
         if intervals.iter().all(|i| i.lo >= bar) {
             match self.own_disagreement(bar, default) {
                 None => self.standing = Standing::Cleared,
-                Some(factor) if self.pairs() >= policy.looks.last().copied().unwrap_or(0) => {
+                Some(factor) if pairs >= policy.looks.last().copied().unwrap_or(0) => {
                     self.refused = Some(Rejection::Unstable(factor));
                 }
                 Some(_) => {}
@@ -139,6 +138,15 @@ impl Finalist {
     }
 }
 
+/// Interval of the speedup at every point.
+fn intervals<'l>(points: impl Iterator<Item = &'l [f64]>, alpha: f64) -> Option<Vec<Interval>> {
+    let one = |logs: &[f64]| {
+        let (lo, hi) = median_bounds(logs, alpha)?;
+        Some(Interval { ratio: median(logs)?.exp(), lo: lo.exp(), hi: hi.exp() })
+    };
+    points.map(one).collect()
+}
+
 /// What the finals came to.
 pub(crate) struct Judged {
     pub choice: Option<Config>,
@@ -150,13 +158,8 @@ pub(crate) struct Judged {
 
 /// Times `finalists` (in their fixed order) against the default and judges them.
 pub(crate) fn judge(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Judged {
-    let policy = bench.task.policy.clone();
+    let (policy, alpha) = (bench.task.policy.clone(), bench.alpha_per_look());
     let mut halt = clear(bench, finalists).err();
-    // Stopped by time or by request: the look that was due next is taken at what there is.
-    let default = steadiness(bench);
-    for f in finalists.iter_mut().filter(|f| f.is(Standing::Open) && halt.is_some()) {
-        f.look(&policy, default);
-    }
     if halt.is_none() {
         // Whoever is taken is proven; that time did not suffice for the order among winners leaves nothing undone.
         halt = settle_ties(bench, finalists).err().filter(|h| !matches!(h, Halt::Budget));
@@ -167,10 +170,10 @@ pub(crate) fn judge(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Ju
         }
     }
     let (winner, halt) = confirmed(bench, finalists, halt);
-    let finals: Vec<Final> = finalists.iter().map(|f| record(f, &policy)).collect();
+    let finals: Vec<Final> = finalists.iter().map(|f| record(f, alpha)).collect();
     let verdict = match winner {
         Some(i) => promoted(&finals[i]),
-        None => unproven(finalists, &policy, halt.as_ref()),
+        None => unproven(finalists, &policy, alpha, halt.as_ref()),
     };
     Judged { choice: winner.map(|i| finalists[i].config().clone()), verdict, finals, halt }
 }
@@ -203,8 +206,8 @@ fn confirmed(
     (None, halt)
 }
 
-fn record(f: &Finalist, policy: &Policy) -> Final {
-    let points = f.intervals(policy.alpha_per_look()).unwrap_or_default();
+fn record(f: &Finalist, alpha: f64) -> Final {
+    let points = f.intervals(alpha).unwrap_or_default();
     Final { config: f.config().clone(), pairs: f.pairs(), points, cleared: f.is(Standing::Cleared) }
 }
 
@@ -218,11 +221,10 @@ fn promoted(winner: &Final) -> Verdict {
 }
 
 /// Why nobody is promoted: no difference, or not enough clean data to see one.
-fn unproven(finalists: &[Finalist], policy: &Policy, halt: Option<&Halt>) -> Verdict {
-    let open: Vec<&Finalist> = finalists.iter().filter(|f| f.is(Standing::Open) && !f.rests).collect();
+fn unproven(finalists: &[Finalist], policy: &Policy, alpha: f64, halt: Option<&Halt>) -> Verdict {
+    let stand = |s: Standing| finalists.iter().filter(move |f| f.is(s) && !f.rests);
     let most = policy.looks.last().copied().unwrap_or(0);
-    let Some(pairs) = open.iter().map(|f| f.pairs()).min() else { return Verdict::KeptDefault };
-    if pairs < most {
+    if let Some(pairs) = stand(Standing::Open).map(Finalist::pairs).min().filter(|pairs| *pairs < most) {
         let why = match halt {
             Some(Halt::Cancelled) => "cancelled",
             Some(_) => "budget spent",
@@ -230,16 +232,13 @@ fn unproven(finalists: &[Finalist], policy: &Policy, halt: Option<&Halt>) -> Ver
         };
         return Verdict::Undecided(format!("{why} after {pairs} of {most} paired rounds"));
     }
-    let bounds = open.iter().filter_map(|f| f.intervals(policy.alpha_per_look()));
-    let seems = bounds.filter_map(|points| least(&points).copied()).max_by(|a, b| a.ratio.total_cmp(&b.ratio));
-    match seems {
+    let told = stand(Standing::Open).filter_map(|f| Some((least(&f.intervals(alpha)?).copied()?, f.pairs())));
+    match told.max_by(|a, b| a.0.ratio.total_cmp(&b.0.ratio)) {
         // Its own middle is a gain, and its bounds reach down to none: saying "no difference" would be a guess too.
-        Some(Interval { ratio, lo, hi }) if ratio >= 1.0 + policy.margin => Verdict::Undecided(format!(
-            "a gain of {:.1}% is within the noise of {pairs} pairs: {:+.1}% to {:+.1}%",
-            100.0 * (ratio - 1.0),
-            100.0 * (lo - 1.0),
-            100.0 * (hi - 1.0)
-        )),
+        Some((Interval { ratio, lo, hi }, pairs)) if ratio >= 1.0 + policy.margin => {
+            let [gain, lo, hi] = [ratio, lo, hi].map(|r| 100.0 * (r - 1.0));
+            Verdict::Undecided(format!("a gain of {gain:.1}% is within the noise of {pairs} pairs: {lo:+.1}% to {hi:+.1}%"))
+        }
         _ => Verdict::KeptDefault,
     }
 }
@@ -293,9 +292,9 @@ fn clear(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Ha
         if !rounds_until(bench, finalists, look, &mut bad_in_a_row)? {
             return Ok(());
         }
-        let default = steadiness(bench);
+        let (default, alpha) = (steadiness(bench), bench.alpha_per_look());
         for f in finalists.iter_mut().filter(|f| f.is(Standing::Open)) {
-            f.look(&policy, default);
+            f.look(look, alpha, &policy, default);
         }
         drop_the_beaten(finalists, policy.margin);
         if !finalists.iter().any(|f| f.is(Standing::Open) && !f.rests) {
@@ -411,7 +410,8 @@ fn paired_round(
     }
     bench.accept_anchor(&before);
     bench.accept_anchor(&after);
-    for (i, ns) in times {
+    let last = times.len();
+    for (at, (i, ns)) in times.into_iter().enumerate() {
         let f = &mut finalists[i];
         let logs = ns.iter().enumerate().map(|(p, t)| 0.5 * (before[p].ln() + after[p].ln()) - t.ln());
         let logs: Vec<f64> = logs.collect();
@@ -420,7 +420,7 @@ fn paired_round(
             f.ns[p].push(*t);
         }
         let speedups = logs.iter().map(|l| l.exp()).collect();
-        bench.emit(&Event::Paired { config: f.config().clone(), speedups });
+        bench.emit(&Event::Paired { config: f.config().clone(), speedups, ends_round: at + 1 == last });
     }
     Ok(None)
 }

@@ -102,6 +102,8 @@ pub(crate) struct Bench<'a, 's> {
     pub discarded: u64,
     /// Every anchor, also those that were not accepted.
     pub trail: Vec<Anchor>,
+    /// Finals of other candidates in earlier runs that were cut off.
+    pub finals_before: u32,
 }
 
 impl<'a, 's> Bench<'a, 's> {
@@ -126,7 +128,13 @@ impl<'a, 's> Bench<'a, 's> {
             drifts: 0,
             discarded: 0,
             trail: Vec::new(),
+            finals_before: 0,
         }
+    }
+
+    /// The level of one look at one finalist.
+    pub fn alpha_per_look(&self) -> f64 {
+        self.task.policy.alpha_per_look(self.finals_before)
     }
 
     /// Whether something that costs about `cost` may start now.

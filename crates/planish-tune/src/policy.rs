@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// `alpha` is the stated rate of false promotions: the chance, per tuned subject, that a candidate is promoted whose true
 /// median gain over the default is at most `margin`.
 /// It holds whatever the noise looks like as long as paired rounds are independent, because every bound is a sign test
-/// and `alpha` is shared over all finalists and all looks; candidates that equal the default are promoted far less often.
+/// and `alpha` is shared over all finalists and all looks, and over all finals where a run that was cut off goes on;
+/// candidates that equal the default are promoted far less often.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
@@ -124,8 +125,12 @@ impl Policy {
     }
 
     /// The level of one look at one finalist: `alpha` shared over all looks and finalists (Bonferroni).
-    pub fn alpha_per_look(&self) -> f64 {
-        self.alpha / (self.looks.len() * self.finalists).max(1) as f64
+    ///
+    /// A subject has further finals where a search was cut off and finds other finalists when it is gone on with: the
+    /// first, after which `before` is 0, get 63/64 of `alpha`, and all others share the rest by halves.
+    pub fn alpha_per_look(&self, before: u32) -> f64 {
+        let part = if before == 0 { 63.0 / 64.0 } else { 0.5f64.powi(6 + before.min(900) as i32) };
+        part * self.alpha / (self.looks.len() * self.finalists).max(1) as f64
     }
 
     /// What a promotion takes, as a sentence that a person can repeat.
@@ -141,5 +146,20 @@ impl Policy {
     /// The policy as text, for the identity of a record.
     pub fn identity(&self) -> String {
         serde_json::to_string(self).expect("a policy is plain numbers")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_looks_of_all_finals_share_the_stated_rate() {
+        let policy = Policy::default();
+        let all: f64 = (0..60).map(|before| policy.alpha_per_look(before)).sum();
+        let spent = all * (policy.looks.len() * policy.finalists) as f64;
+        assert!(spent <= policy.alpha * (1.0 + 1e-12) && spent > 0.999 * policy.alpha, "{spent}");
+        // Twelve pairs are enough for the first look: they all favour one side with this probability.
+        assert!(0.5f64.powi(12) <= policy.alpha_per_look(0));
     }
 }

@@ -154,12 +154,15 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
         return Ok(search.nothing_to_judge(bench.drifts));
     }
     let configs: Vec<Config> = finalists.iter().map(|f| f.admitted.config().clone()).collect();
-    bench.emit(&Event::Finalists { configs });
-    take_in_pairs(&mut finalists, resume);
+    bench.finals_before = resume.finals_before_those_of(&configs);
+    bench.emit(&Event::Finalists { configs: configs.clone() });
+    if resume.finalists == configs {
+        take_in_pairs(&mut finalists, resume);
+    }
     for f in &finalists {
         for round in 0..f.logs[0].len() {
             let speedups = f.logs.iter().map(|logs| logs[round].exp()).collect();
-            bench.emit(&Event::Paired { config: f.admitted.config().clone(), speedups });
+            bench.emit(&Event::Paired { config: f.admitted.config().clone(), speedups, ends_round: true });
         }
     }
     let judged = judge(bench, &mut finalists);
@@ -169,15 +172,12 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
     Ok(judged)
 }
 
-/// Uses an earlier run's pairs when it had the same finalists; whole rounds only.
+/// Uses the pairs that an earlier run with the same finalists took.
 fn take_in_pairs(finalists: &mut [Finalist], resume: &Resume) {
-    let of = |config: &Config| -> Vec<&Vec<f64>> {
-        resume.paired.iter().filter(|(c, _)| c == config).map(|(_, speedups)| speedups).collect()
-    };
-    let whole = finalists.iter().map(|f| of(f.admitted.config()).len()).min().unwrap_or(0);
     for f in finalists {
         let points = f.logs.len();
-        for speedups in of(f.admitted.config()).into_iter().take(whole).filter(|s| s.len() == points) {
+        let mine = resume.paired.iter().filter(|(c, s)| c == f.admitted.config() && s.len() == points);
+        for (_, speedups) in mine {
             for (logs, speedup) in f.logs.iter_mut().zip(speedups) {
                 logs.push(speedup.ln());
             }

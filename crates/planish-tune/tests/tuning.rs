@@ -483,3 +483,26 @@ fn the_safe_come_first() {
     tune(&mut subject, task).expect("the default works");
     assert_eq!(subject.0.admitted, [v(0), v(2), v(3), v(4), v(1)]);
 }
+
+/// Nothing of the candidate before is left in the next one: each time that is told belongs to what was launched for it.
+#[test]
+fn what_is_timed_is_the_candidate_that_is_told() {
+    let (outcome, events, subject) = run(Script::of_times(3, &[1e5, 0.9e5, 0.8e5, 1.2e5, 0.95e5]), long());
+    let told = events.iter().filter_map(|e| match e {
+        Event::Measured { config, .. } => Some(config),
+        _ => None,
+    });
+    let mut timed = subject.timed.iter();
+    let mut n = 0;
+    for config in told {
+        assert!(timed.any(|t| t == config), "({config}) was told and not timed in its turn");
+        n += 1;
+    }
+    assert!(n >= 4 * 2, "{n} times");
+    for ranked in outcome.ranking.iter().filter(|r| r.config != v(0)) {
+        let i = ranked.config.int("V").expect("a number");
+        let truth = [1e5, 0.9e5, 0.8e5, 1.2e5, 0.95e5][usize::try_from(i).expect("small")];
+        let got = ranked.times[0].median_ns;
+        assert!((got / truth - 1.0).abs() < 0.05, "V={i} takes {truth} and is told to take {got}");
+    }
+}

@@ -2,11 +2,12 @@
 //! measurement.
 //!
 //! `<root>/<silicon>/progress/<key and identity>.jsonl`, one event a line behind the sum of its text. A line that does not
-//! hold ends the journal: what comes after it is measured again. It goes when the choice that it led to is stored.
+//! hold ends the journal: what comes after it is measured again. It goes when the choice that it led to is settled: one
+//! that is left says that a run was killed, interrupted or cut off by its budget, and that the next one is to go on.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{BufReader, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::frame::{self, Kind};
@@ -23,6 +24,8 @@ const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 pub struct Progress {
     file: Option<File>,
     path: PathBuf,
+    /// An earlier run left it.
+    left: bool,
 }
 
 /// Whether to go on from what an earlier run measured.
@@ -40,25 +43,52 @@ impl Store {
     /// `None` while another process has it open, which is then measuring the same. Where the store keeps results in memory
     /// the journal writes nothing.
     pub fn progress(&self, key: &Key, identity: &Identity, earlier: Earlier) -> Option<(Progress, Resume)> {
-        let name = sum128(&[key.to_string().as_bytes(), &identity.sum().to_le_bytes()]);
-        let open = |root: &Path| {
-            let dir = root.join(identity.silicon.hash16()).join("progress");
-            shard::create_private_dir(&dir).ok()?;
-            let path = dir.join(format!("{name:032x}.jsonl"));
-            let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path).ok()?;
-            Some((file, path))
-        };
-        let Some((file, path)) = self.writable_root().and_then(open) else { return Some(Default::default()) };
+        let opened = self.journal(key, identity).and_then(|path| {
+            shard::create_private_dir(path.parent()?).ok()?;
+            open(&path).map(|(file, left)| (file, path, left))
+        });
+        let Some((file, path, left)) = opened else { return Some(Default::default()) };
         // A file system without locks has no other process to tell of; lines of two would still be whole.
         if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
             return None;
+        }
+        if file.metadata().is_ok_and(|m| m.nlink() == 0) {
+            // Whoever had it was done and removed it between the two calls above.
+            return self.progress(key, identity, earlier);
         }
         let (resume, held) = read(&file);
         let resume = if earlier == Earlier::Use { resume } else { Resume::default() };
         let keep = if earlier == Earlier::Use { held } else { 0 };
         // Cut behind the last whole line, so that the next one begins a line of its own.
         let file = file.set_len(keep).is_ok().then_some(file);
-        Some((Progress { file, path }, resume))
+        Some((Progress { file, path, left }, resume))
+    }
+
+    /// Whether an earlier run left the journal of `key`, and no other process is at it now.
+    pub(super) fn is_left(&self, key: &Key, identity: &Identity) -> bool {
+        let Some(file) = self.journal(key, identity).and_then(|path| File::open(path).ok()) else { return false };
+        let locked = file.try_lock_shared();
+        // Not left to closing it: a child that is being started holds what was open, until it is another program.
+        let _ = file.unlock();
+        !matches!(locked, Err(TryLockError::WouldBlock))
+    }
+
+    /// Where the journal of `key` is, if one can be written.
+    fn journal(&self, key: &Key, identity: &Identity) -> Option<PathBuf> {
+        let name = sum128(&[key.to_string().as_bytes(), &identity.sum().to_le_bytes()]);
+        let dir = self.writable_root()?.join(identity.silicon.hash16()).join("progress");
+        Some(dir.join(format!("{name:032x}.jsonl")))
+    }
+}
+
+/// The journal at `path`, made where there is none; whether there was one.
+fn open(path: &Path) -> Option<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).mode(0o600);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => Some((file, false)),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Some((options.create(true).open(path).ok()?, true)),
+        Err(_) => None,
     }
 }
 
@@ -88,6 +118,11 @@ fn decode(line: &[u8]) -> Option<Event> {
 }
 
 impl Progress {
+    /// Whether an earlier run left it unfinished.
+    pub fn was_left(&self) -> bool {
+        self.left
+    }
+
     /// Writes down `event` if a later run could use it, with one write.
     ///
     /// Not forced to the disk: it outlives this process, not the machine. After a failure nothing more is written.
@@ -109,6 +144,15 @@ impl Progress {
         if self.file.is_some() {
             // One that stays is overwritten or resumed later; it costs nothing but its bytes.
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Lets go at once: a child that is being started holds what was open, and its lock, until it is another program.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = file.unlock();
         }
     }
 }

@@ -281,7 +281,7 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
     let nominal = ground.works(nominal(ground.cpu));
     let known = |store: &Store| -> Option<Vec<Done>> {
         let one = |w: &Work| {
-            let choice = tuning::known(w, machine, ground.identities, store)?;
+            let choice = tuning::settled(w, machine, ground.identities, store)?;
             Some(Done { work: w.clone(), fate: Fate::Known(Box::new(choice)) })
         };
         nominal.iter().map(one).collect()

@@ -25,7 +25,7 @@ fn what_was_noted_is_resumed_and_goes_when_it_is_done() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, resume) = begin(dir.path());
     assert_eq!(resume, Resume::default());
-    let paired = Event::Paired { config: Config::new().with("V", 1), speedups: vec![1.1] };
+    let paired = Event::Paired { config: Config::new().with("V", 1), speedups: vec![1.1], ends_round: true };
     let events = [measured(1, 9e4), measured(2, 1.2e5), paired, Event::Progress { spent_s: 1.0, left_s: 2.0 }];
     events.iter().for_each(|e| journal.note(e));
     let mut wanted = Resume::default();

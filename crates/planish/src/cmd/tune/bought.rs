@@ -57,6 +57,8 @@ pub struct Bought {
     measured: usize,
     /// Of these, priors that were put to the test and hold.
     confirmed: usize,
+    /// Of these, kernels that their time cut off: the next run goes on with them.
+    cut_off: usize,
     /// Seconds it took.
     pub seconds: f64,
 }
@@ -66,8 +68,10 @@ impl Bought {
     pub fn new(done: Vec<Done>, machine: Machine<'_>, identities: &Identities, store: &Store) -> Self {
         let measured = done.iter().filter(|d| matches!(d.fate, Fate::Tuned(_) | Fate::Confirmed(_))).count();
         let confirmed = done.iter().filter(|d| matches!(d.fate, Fate::Confirmed(_))).count();
+        let cut_off = done.iter().filter(|d| matches!(&d.fate, Fate::Tuned(o) if o.partial)).count();
         let rows = done.into_iter().map(|d| row(d, machine)).collect();
-        let mut bought = Bought { name: String::new(), rows, end_to_end: None, measured, confirmed, seconds: 0.0 };
+        let (name, end_to_end, seconds) = (String::new(), None, 0.0);
+        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds };
         bought.refresh(machine, identities, store);
         bought
     }
@@ -118,7 +122,7 @@ impl Bought {
     pub fn nothing_to_measure(&self) -> String {
         let undecided = match self.rows.iter().filter(|r| r.state == "undecided").count() {
             0 => String::new(),
-            n => format!("; {n} are undecided, and --force with a larger --budget tries again"),
+            n => format!("; {n} are undecided, and --force measures them again"),
         };
         format!("all {} kernels are known on this machine, nothing is measured{undecided}", self.rows.len())
     }
@@ -176,6 +180,9 @@ impl Bought {
         let mut rest = if unreached > 0 { format!(", {unreached} not reached") } else { String::new() };
         if self.failed() > 0 {
             rest += &format!(", {} have a default that is wrong or does not run", self.failed());
+        }
+        if self.cut_off > 0 {
+            rest += &format!(", {} cut off by the budget, and the same command goes on with them", self.cut_off);
         }
         let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
         let time = match self.measured {

@@ -43,7 +43,7 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
     let works = [work(&session, args)?];
     if !request.force
         && request.recording.is_none()
-        && let Some(choice) = tuning::known(&works[0], machine, &identities, &store)
+        && let Some(choice) = tuning::settled(&works[0], machine, &identities, &store)
     {
         let done = vec![Done { work: works[0].clone(), fate: Fate::Known(Box::new(choice)) }];
         let bought = Bought::new(done, machine, &identities, &store).named(session.label());
