@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::measure::{Bench, Halt, Miss};
 use crate::outcome::{Final, Interval, Verdict};
 use crate::policy::Policy;
-use crate::stats::{center_bounds, median, median_bounds, trimmed_mean};
+use crate::stats::{center_bounds, chance_of_bound, median, median_bounds, trimmed_mean};
 use crate::subject::{Admitted, Rejection};
 
 /// Share of a candidate's slowest and fastest runs that are strays; more of them are a speed of its own.
@@ -16,6 +16,9 @@ const STRAYS: f64 = 0.05;
 
 /// Disagreement of finals and search, as a log ratio, that is no matter of luck however noisy the machine.
 const MISMATCH: f64 = 0.1;
+
+/// Chance of clearing the margin by the last look under which a finalist is timed no further.
+const FUTILE: f64 = 0.03;
 
 /// Level of one comparison between winners; it decides a tie and no promotion.
 const TIE_ALPHA: f64 = 0.01;
@@ -62,7 +65,15 @@ enum Standing {
     Cleared,
     /// Cannot clear the margin any more.
     Out,
+    /// Will hardly clear the margin by the last look, whether it gains something or not.
+    Futile,
 }
+
+/// Level of the bound under which a gain is called none where no more than that can be found out.
+const NONE_ALPHA: f64 = 0.05;
+
+/// Fewest pairs after which a gain that may be there is given up because the noise will hide it.
+const HIDDEN_PAIRS: usize = 64;
 
 impl Finalist {
     /// A finalist whose times over the default's in the search were `rel`, per point.
@@ -83,7 +94,7 @@ impl Finalist {
 
     /// Whether it is timed on; who has cleared is, since winners are compared over the same rounds.
     fn running(&self) -> bool {
-        self.refused.is_none() && self.standing != Standing::Out && !self.rests
+        self.refused.is_none() && matches!(self.standing, Standing::Open | Standing::Cleared) && !self.rests
     }
 
     fn is(&self, standing: Standing) -> bool {
@@ -112,7 +123,25 @@ impl Finalist {
             }
         } else if self.standing == Standing::Open && intervals.iter().any(|i| i.hi < bar) {
             self.standing = Standing::Out;
+        } else if self.standing == Standing::Open
+            && self.chance(pairs, alpha, policy) < FUTILE
+            && (pairs >= HIDDEN_PAIRS || !self.may_gain(pairs, bar))
+        {
+            self.standing = Standing::Futile;
         }
+    }
+
+    /// Whether the first `pairs` pairs allow a gain past `bar` at every point.
+    fn may_gain(&self, pairs: usize, bar: f64) -> bool {
+        let most = |logs: &Vec<f64>| center_bounds(&logs[..logs.len().min(pairs)], NONE_ALPHA).map(|c| c.2.exp());
+        self.logs.iter().all(|logs| most(logs).is_none_or(|most| most >= bar))
+    }
+
+    /// Chance of clearing the margin by the last look, at the point where it is least; less than one look gives none.
+    fn chance(&self, pairs: usize, alpha: f64, policy: &Policy) -> f64 {
+        let (bar, all) = ((1.0 + policy.margin).ln(), policy.looks.last().copied().unwrap_or(0));
+        let one = |logs: &Vec<f64>| chance_of_bound(&logs[..logs.len().min(pairs)], bar, alpha, all);
+        self.logs.iter().map(one).fold(1.0, f64::min)
     }
 
     /// By how much its own times disagree, if that is more than the gain is worth.
@@ -232,7 +261,8 @@ fn unproven(finalists: &[Finalist], policy: &Policy, alpha: f64, halt: Option<&H
         };
         return Verdict::Undecided(format!("{why} after {pairs} of {most} paired rounds"));
     }
-    let told = stand(Standing::Open).filter_map(|f| Some((least(&f.intervals(alpha)?).copied()?, f.pairs())));
+    let hidden = stand(Standing::Open).chain(stand(Standing::Futile));
+    let told = hidden.filter_map(|f| Some((least(&f.intervals(alpha)?).copied()?, f.pairs())));
     match told.max_by(|a, b| a.0.ratio.total_cmp(&b.0.ratio)) {
         // Its own middle is a gain, and its bounds reach down to none: saying "no difference" would be a guess too.
         Some((Interval { ratio, lo, hi }, pairs)) if ratio >= 1.0 + policy.margin => {
@@ -285,6 +315,16 @@ fn relation(finalists: &[Finalist], best: usize, other: usize, margin: f64) -> R
     }
 }
 
+/// Whether `other` could be proven tied with `best` after `most` pairs, if they scatter on as they did.
+fn could_tie(finalists: &[Finalist], best: usize, other: usize, margin: f64, most: usize) -> bool {
+    let Some((_, lead, highest)) = finalists[best].lead(&finalists[other]) else { return true };
+    let pairs = finalists[best].pairs().min(finalists[other].pairs());
+    let (tie, now) = ((1.0 + margin).ln(), highest - lead);
+    let then = now * (pairs as f64 / most.max(pairs) as f64).sqrt();
+    // The middle may move as far as its bound is from it, though not below none; the scatter is read a little kindly.
+    0.8 * then <= tie && lead - now + then <= tie
+}
+
 /// Rounds until everybody has cleared the margin or cannot any more, at most to the last look.
 fn clear(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Halt> {
     let (policy, mut bad_in_a_row) = (bench.task.policy.clone(), 0);
@@ -323,7 +363,9 @@ fn settle_ties(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<
         let Some(best) = fastest(finalists, &among) else { return Ok(()) };
         let to_best: Vec<Relation> = among.iter().map(|i| relation(finalists, best, *i, margin)).collect();
         let chosen = (0..among.len()).find(|k| among[*k] == best || to_best[*k] == Relation::Tied);
-        let unclear = to_best[..chosen.expect("the best is there")].contains(&Relation::Unclear);
+        let before = among.iter().zip(&to_best).take(chosen.expect("the best is there"));
+        let ties = |i: usize| could_tie(finalists, best, i, margin, most);
+        let unclear = before.into_iter().any(|(i, relation)| *relation == Relation::Unclear && ties(*i));
         for (i, relation) in among.iter().zip(&to_best) {
             finalists[*i].rests = *i != best && *relation == Relation::Behind;
         }

@@ -305,7 +305,7 @@ impl Search {
         let policy = bench.task.policy.clone();
         let planned = self.planned(&policy);
         let searched = planned * (2 + policy.search_rounds / 2);
-        let paired = (policy.finalists.min(planned) + 2) * policy.looks.last().copied().unwrap_or(0) * 3 / 4;
+        let paired = (policy.finalists.min(planned) + 2) * policy.looks.last().copied().unwrap_or(0) / 4;
         let times = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let timing = bench.sample_cost.saturating_mul(times((searched + paired) * bench.points.len()));
         bench.progress(self.admit_cost.saturating_mul(times(planned)) + timing);

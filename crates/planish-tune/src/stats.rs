@@ -46,6 +46,29 @@ fn sign_rank(n: usize, alpha: f64) -> Option<usize> {
     (k > 0).then_some(k)
 }
 
+/// Chance that the lower bound of `median_bounds` reaches `bar` at `alpha` once there are `all` values, by those so far.
+///
+/// As many of the rest are taken to reach it as a kind reading of the values so far allows: their share, smoothed, and
+/// `KIND` of its standard deviations more.
+pub fn chance_of_bound(values: &[f64], bar: f64, alpha: f64, all: usize) -> f64 {
+    let (n, below) = (values.len(), values.iter().filter(|v| **v < bar).count());
+    let Some(may_be_below) = sign_rank(all.max(n), alpha).map(|k| k - 1) else { return 0.0 };
+    let Some(room) = may_be_below.checked_sub(below) else { return 0.0 };
+    let share = (below + 1) as f64 / (n + 2) as f64;
+    let miss = (share - KIND * (share * (1.0 - share) / (n + 2) as f64).sqrt()).max(0.0);
+    let rest = all.saturating_sub(n);
+    let mut term = (1.0 - miss).powi(i32::try_from(rest).unwrap_or(i32::MAX));
+    let mut sum = 0.0;
+    for k in 0..=room.min(rest) {
+        sum += term;
+        term *= (rest - k) as f64 / (k + 1) as f64 * miss / (1.0 - miss);
+    }
+    sum.min(1.0)
+}
+
+/// How many standard deviations a share is read kindly by.
+const KIND: f64 = 1.3;
+
 /// The median of all means of two values (Hodges and Lehmann) with its bounds, each at level `alpha` (Wilcoxon).
 ///
 /// For values that scatter alike to both sides it needs two thirds of the samples that `median_bounds` does.
@@ -100,6 +123,21 @@ fn sorted(values: &[f64]) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chance_of_a_bound_falls_with_every_value_below_it() {
+        let values = |below: usize, n: usize| (0..n).map(|i| if i < below { 0.0 } else { 2.0 }).collect::<Vec<_>>();
+        let chance = |below, n| chance_of_bound(&values(below, n), 1.0, 2.5e-4, 128);
+        let chances: Vec<f64> = (0..=12).map(|below| chance(below, 12)).collect();
+        assert!(chances.is_sorted_by(|a, b| *a >= b - 1e-9), "{chances:?}");
+        assert!(chances[1] > 0.999 && chances[3] > 0.5 && chances[8] < 1e-3 && chances[12] < 1e-9, "{chances:?}");
+        // With nothing left to come it is what the bound itself says.
+        for below in 0..=128 {
+            let bound = median_bounds(&values(below, 128), 2.5e-4).expect("enough values").0;
+            assert_eq!(chance(below, 128) > 0.5, bound >= 1.0, "{below} below");
+        }
+        assert_eq!(chance_of_bound(&values(0, 4), 1.0, 2.5e-4, 5), 0.0, "five are never enough");
+    }
 
     #[test]
     fn medians_and_spreads() {

@@ -82,7 +82,7 @@ impl Search {
 
     /// Candidates that a search of this space tries, about; for an estimate of its time.
     pub fn planned(&self, policy: &Policy) -> usize {
-        if self.is_small(policy) { self.entries.len() } else { (self.entries.len() / 10).max(policy.exhaust) }
+        if self.is_small(policy) { self.entries.len() } else { (self.entries.len() / 10).max(policy.exhaust / 2) }
     }
 
     fn untried(&self, risk: u32) -> Vec<usize> {

@@ -258,7 +258,7 @@ fn a_win_at_one_end_of_a_bucket_is_no_win() {
 fn a_gain_within_the_noise_is_undecided_with_its_bounds() {
     let undecided = (0..20).filter(|seed| {
         let outcome = run(Script::of_times(*seed, &[1e5, 0.97e5]).noise(Noise::Gaussian(0.09))).outcome;
-        matches!(&outcome.verdict, Verdict::Undecided(why) if why.contains("within the noise of 128 pairs"))
+        matches!(&outcome.verdict, Verdict::Undecided(why) if why.contains("within the noise of"))
     });
     assert!(undecided.count() >= 10);
 }
