@@ -141,6 +141,8 @@ impl Compiler {
             EXECUTOR,
             EXECUTOR_HEADER,
             PRELUDE,
+            // Machines of two kinds may share a home, and one version of a compiler.
+            std::env::consts::ARCH,
             &self.version,
             &self.mode.flags().join(" "),
             &self.mode.executor_flags().join(" "),
@@ -160,4 +162,28 @@ fn does_not_compile(name: &str, log: &str) -> Error {
 fn io(path: &Path, e: &std::io::Error) -> Error {
     let error = Error::new(ErrorKind::Build, format!("{}: {e}", path.display()));
     if e.kind() == std::io::ErrorKind::StorageFull { error.with_hint("make room there") } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_named_by_everything_that_made_them() {
+        let compiler = |version: &str, mode| Compiler {
+            command: "c++".into(),
+            version: version.into(),
+            cache: PathBuf::from("cache"),
+            mode,
+        };
+        let base = compiler("c++ 12", Mode::Checked).hash(&["text", "-DSHAPE_A=1"]);
+        let others = [
+            compiler("c++ 13", Mode::Checked).hash(&["text", "-DSHAPE_A=1"]),
+            compiler("c++ 12", Mode::Address).hash(&["text", "-DSHAPE_A=1"]),
+            compiler("c++ 12", Mode::Checked).hash(&["text", "-DSHAPE_A=2"]),
+            compiler("c++ 12", Mode::Checked).hash(&["tex", "t-DSHAPE_A=1"]),
+        ];
+        assert!(others.iter().all(|other| *other != base), "{base} {others:?}");
+        assert_eq!(base, compiler("c++ 12", Mode::Checked).hash(&["text", "-DSHAPE_A=1"]));
+    }
 }
