@@ -29,6 +29,13 @@ pub fn peak_rss_bytes() -> Option<u64> {
     u64::try_from(usage.ru_maxrss).ok().map(|n| n * unit)
 }
 
+/// Memory that programs can still have without others being pushed out, bytes, where the system tells it.
+pub fn available_bytes() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// How the system sets the clock of the processor; each fact only where it can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Governor {

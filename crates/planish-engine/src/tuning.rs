@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use planish_device::cpu::residency::Cold;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{OpSubject, Spec, risk};
@@ -144,6 +145,8 @@ pub struct Setting<'a> {
     pub ceilings: Option<Ceilings>,
     /// Bytes that rotated copies exceed, so that weights come from memory as they do in a model.
     pub rotate_bytes: u64,
+    /// How those were found, where they were measured; part of the evidence.
+    pub cold: Option<Cold>,
     /// Measure again what the store already has.
     pub force: bool,
     /// Set from a signal handler: stop after at most one measurement.
@@ -421,7 +424,7 @@ fn tune_one(
         match try_claim(&mut remote, &claim, (setting, start), &watch)? {
             Trial::Held(outcome) => {
                 let confirms = serde_json::json!({ "source": claim.1.source, "differs": claim.2 });
-                let beside = [("roof", roof(work, setting)), ("confirms", confirms)];
+                let beside = [&beside(work, setting)[..], &[("confirms", confirms)]].concat();
                 let ended = Ended { outcome: &outcome, beside: &beside, interrupted: false };
                 store.end(item, &ended, journal).map_err(unfit)?;
                 return Ok(Some(Fate::Confirmed(outcome)));
@@ -446,7 +449,7 @@ fn tune_one(
             // What the space itself forbids can be listed again, and may be thousands; the tallies keep their number.
             outcome.rejected.retain(|(config, _)| space.violated(config).is_none());
             let interrupted = setting.cancel.load(Ordering::Relaxed);
-            let ended = Ended { outcome: &outcome, beside: &[("roof", roof(work, setting))], interrupted };
+            let ended = Ended { outcome: &outcome, beside: &beside(work, setting), interrupted };
             store.end(item, &ended, forward.journal).map_err(unfit)?;
             Ok(Some(Fate::Tuned(Box::new(outcome))))
         }
@@ -459,6 +462,12 @@ pub fn gate(work: &Work, configs: &[Config], setting: &Setting<'_>) -> Result<Ve
     let quarantine = setting.quarantine.as_deref().map_or_else(Quarantine::in_memory, Quarantine::open);
     let mut remote = remote(work, setting, &Arc::new(Mutex::new(quarantine)))?;
     Ok(configs.iter().map(|c| remote.admit(c).map(|a| a.error_over_bound())).collect())
+}
+
+/// What is kept beside the measurements: what times are held against, and over how many bytes buffers were rotated.
+fn beside(work: &Work, setting: &Setting<'_>) -> Vec<(&'static str, serde_json::Value)> {
+    let rotation = serde_json::json!({ "bytes": setting.rotate_bytes, "cold": setting.cold });
+    vec![("roof", roof(work, setting)), ("rotation", rotation)]
 }
 
 /// What the times of an item are held against, as evidence; null for a whole step, whose shape is a model's and not its op's.

@@ -102,6 +102,7 @@ fn tune(works: &[Work], machine: Machine<'_>, identities: &Identities, timings: 
         policy: policy(timings),
         ceilings: None,
         rotate_bytes: 0,
+        cold: None,
         force: false,
         cancel: &cancel,
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use planish_device::Backend;
+use planish_device::cpu::residency::Cold;
 use planish_engine::identity::Identities;
 use planish_engine::probes::{self, Effort};
 use planish_engine::tuning::{Ceilings, Setting};
@@ -39,6 +40,8 @@ pub struct Workbench {
     pub isa: Isa,
     /// What it reaches at best.
     pub ceilings: Ceilings,
+    /// What rotated buffers have to exceed to be cold, where it was measured.
+    pub cold: Option<Cold>,
     threads: Option<u32>,
 }
 
@@ -49,14 +52,15 @@ impl Workbench {
         if device == Device::Cpu {
             let (cpu, isa) = args.hardware()?;
             let threads = cpu.threads();
-            let read_gb_s = probes::cpu::read(&cpu, threads, CEILING_TIME)?.best;
+            let (cold, read) = probes::cpu::cold_read(&cpu, CEILING_TIME)?;
+            let (cold, read_gb_s) = (Some(cold), read.best);
             let peak = probes::cpu::arithmetic(&Machine { backend: &cpu, isa }, threads, PEAK_TIME)?;
             let ceilings = Ceilings { read_gb_s, peak };
-            return Ok(Workbench { device, backend: Box::new(cpu), isa, ceilings, threads: Some(threads) });
+            return Ok(Workbench { device, backend: Box::new(cpu), isa, ceilings, cold, threads: Some(threads) });
         }
         let (backend, isa) = (device::open(device)?, Isa::detect());
         let ceilings = gpu_ceilings(&Machine { backend: &*backend, isa })?;
-        Ok(Workbench { device, backend, isa, ceilings, threads: None })
+        Ok(Workbench { device, backend, isa, ceilings, cold: None, threads: None })
     }
 
     /// The machine that kernels are launched on.
@@ -80,10 +84,13 @@ impl Workbench {
         clock: &'a dyn Clock,
         budget: Duration,
     ) -> Setting<'a> {
+        // A card's driver tells all of its cache, and the host executor proves and does not measure.
+        let told = if self.device == Device::Host { 0 } else { 2 * self.backend.limits().llc_bytes };
         Setting {
             budget,
             ceilings: Some(self.ceilings),
-            rotate_bytes: if self.device == Device::Host { 0 } else { 2 * self.backend.limits().llc_bytes },
+            rotate_bytes: self.cold.map_or(told, |cold| cold.bytes),
+            cold: self.cold,
             ..setting(self.machine(), self.device, (identities, worker, clock))
         }
     }
@@ -106,6 +113,7 @@ pub fn setting<'a>(
         policy: Policy::default(),
         ceilings: None,
         rotate_bytes: 0,
+        cold: None,
         force: false,
         cancel: interrupt::flag(),
     }

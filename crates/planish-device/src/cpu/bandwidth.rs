@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, Init, Slice};
 
 /// Bytes a task reads or copies: four streams of it are each long enough for the hardware's prefetchers.
-const TASK_BYTES: usize = 4 << 20;
+pub(super) const TASK_BYTES: usize = 4 << 20;
 const STREAMS: usize = 4;
 /// Bounds of the buffer; between them it is eight last-level caches.
 const BUFFER_BYTES: (usize, usize) = (64 << 20, 512 << 20);
@@ -187,6 +187,46 @@ pub fn read_of_gb_s(cpu: &Cpu, threads: u32, bytes: usize, budget: Duration) -> 
         }
     }
     found.ok_or_else(|| Error::new(ErrorKind::BadLaunch, "no pattern of reading was tried"))
+}
+
+/// A pass over a buffer, whole tasks of it, by all threads.
+pub(super) struct Stream {
+    from: Buffer,
+    sequence: Sequence,
+    tasks: usize,
+}
+
+impl Stream {
+    /// Of `bytes` bytes, rounded up.
+    pub fn new(cpu: &Cpu, bytes: usize) -> Result<Stream, Error> {
+        let tasks = bytes.max(1).div_ceil(TASK_BYTES);
+        Self::of(cpu, cpu.alloc(tasks * TASK_BYTES, Init::Fill(1))?, tasks)
+    }
+
+    fn of(cpu: &Cpu, from: Buffer, tasks: usize) -> Result<Stream, Error> {
+        let sums = cpu.alloc(tasks * 8, Init::Zero)?;
+        let args = [from.all(), sums.all()];
+        let (tasks_all, threads) = (tasks as u32, cpu.threads());
+        let probe = Probe { name: "read_stream", run: read_stream, args: &args, tasks: tasks_all, threads };
+        // Which pattern it is does not matter: passes are held against each other.
+        let launch = Launch { params: Params::new(PATTERNS[0]), ..probe.launch(cpu)? };
+        Ok(Stream { from, sequence: cpu.record(&[launch])?, tasks })
+    }
+
+    /// A pass over the first `bytes` bytes of the same buffer, rounded up.
+    pub fn part(&self, cpu: &Cpu, bytes: usize) -> Result<Stream, Error> {
+        Self::of(cpu, self.from.clone(), bytes.div_ceil(TASK_BYTES).clamp(1, self.tasks))
+    }
+
+    /// Bytes of a pass.
+    pub fn bytes(&self) -> u64 {
+        (self.tasks * TASK_BYTES) as u64
+    }
+
+    /// One pass, nanoseconds a byte.
+    pub fn ns_a_byte(&self, cpu: &Cpu) -> Result<f64, Error> {
+        Ok(cpu.time(std::slice::from_ref(&self.sequence), 1)?.ns / self.bytes() as f64)
+    }
 }
 
 fn check_sums(cpu: &Cpu, sums: &Buffer) -> Result<(), Error> {

@@ -7,6 +7,7 @@
 pub mod bandwidth;
 pub mod pages;
 mod pool;
+pub mod residency;
 pub mod tiles;
 mod times;
 pub mod topology;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use planish_device::Cpu;
 use planish_device::cpu::bandwidth::{self, Bandwidth};
+use planish_device::cpu::residency::{self, Cold};
 use planish_kernels::cpu::peak::{self, Peak};
 use planish_kernels::op::Machine;
 use serde::Serialize;
@@ -66,6 +67,13 @@ pub fn barrier_of(cpu: &Cpu, threads: u32, budget: Duration) -> Result<PoolBarri
 /// Bandwidth of reading memory with `threads` threads.
 pub fn read(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth> {
     Ok(bandwidth::read_gb_s(cpu, threads, budget)?)
+}
+
+/// What rotated buffers have to exceed to be cold, and the bandwidth of reading far more than that.
+pub fn cold_read(cpu: &Cpu, budget: Duration) -> Result<(Cold, Bandwidth)> {
+    let cold = residency::measure(cpu)?;
+    let bytes = bandwidth::cold_bytes(cpu).max((4 * cold.bytes).min(cold.looked_at_bytes) as usize);
+    Ok((cold, bandwidth::read_of_gb_s(cpu, cpu.threads(), bytes, budget)?))
 }
 
 /// Bandwidth of copying memory with `threads` threads, reads and writes counted.

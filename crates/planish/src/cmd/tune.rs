@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use planish_device::{Backend, Cpu};
+use planish_device::Cpu;
 use planish_engine::accept::{self, Effort};
 use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
@@ -312,17 +312,18 @@ fn with_setting<T>(
     then: impl FnOnce(&[Work], &Setting<'_>, &mut Progress) -> Result<T>,
 ) -> Result<T> {
     let (start, machine) = (Instant::now(), ground.machine());
-    let read = probes::cpu::read(ground.cpu, ground.cpu.threads(), CEILING_TIME)?;
+    let (cold, read) = probes::cpu::cold_read(ground.cpu, CEILING_TIME)?;
     let peak = probes::cpu::arithmetic(&machine, ground.cpu.threads(), PEAK_TIME)?;
     let ceilings = Ceilings { read_gb_s: read.best, peak };
-    progress.roof(&ceilings);
+    progress.roof(&ceilings, Some(&cold));
     let works = ground.works(ceilings);
     let worker = worker(&["--threads", &ground.cpu.threads().to_string(), "--isa", ground.isa.name()])?;
     let clock = WallClock::start();
     let setting = Setting {
         budget: budget.saturating_sub(start.elapsed()),
         ceilings: Some(ceilings),
-        rotate_bytes: ground.model_bytes.min(2 * ground.cpu.limits().llc_bytes),
+        rotate_bytes: ground.model_bytes.min(cold.bytes),
+        cold: Some(cold),
         force: request.force,
         ..workbench::setting(machine, Device::Cpu, (ground.identities, &worker, &clock))
     };

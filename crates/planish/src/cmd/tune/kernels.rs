@@ -40,7 +40,7 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let identities = Identities::new(&machine, &Policy::default());
     let mut store = session::open_store(request.ui);
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
-    progress.roof(&bench.ceilings);
+    progress.roof(&bench.ceilings, bench.cold.as_ref());
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let budget = request.budget.saturating_sub(start.elapsed());
     let setting = Setting { force: request.force, ..bench.setting(&identities, &worker, &clock, budget) };

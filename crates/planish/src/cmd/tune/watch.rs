@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use planish_device::cpu::residency::Cold;
 use planish_engine::tuning::{Ceilings, Done, Fate, Watch, Work};
 use planish_kernels::cpu::peak::Peak;
 use planish_tune::contain::Stage;
@@ -37,8 +38,9 @@ impl Progress {
         Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what, kernel_left_s: 0.0 }
     }
 
-    /// Says the ceilings that times are held against.
-    pub fn roof(&self, ceilings: &Ceilings) {
+    /// Says the ceilings that times are held against, and where a cache is not what the system tells.
+    pub fn roof(&self, ceilings: &Ceilings, cold: Option<&Cold>) {
+        cold.and_then(Cold::told).iter().for_each(|told| self.say(told));
         if self.lines {
             let Ceilings { read_gb_s, peak: Peak { f32_gflop_s, int8_gop_s, threads } } = ceilings;
             let rates =
