@@ -38,6 +38,8 @@ pub(crate) struct Finalist {
     /// Set when it failed while being timed, or when its own times disagree.
     pub refused: Option<Rejection>,
     standing: Standing,
+    /// The bounds by which it cleared the margin; later pairs only tell winners apart.
+    proof: Vec<Interval>,
     /// Is timed no further because another is ahead by more than the margin; that one may still be refused.
     rests: bool,
 }
@@ -81,7 +83,8 @@ impl Finalist {
         let empty = vec![Vec::new(); rel.len()];
         let search_logs = rel.iter().map(|r| r.iter().map(|ratio| -ratio.ln()).collect()).collect();
         let (logs, ns) = (empty.clone(), empty);
-        Finalist { admitted, logs, search_logs, ns, refused: None, standing: Standing::Open, rests: false }
+        let (standing, proof) = (Standing::Open, Vec::new());
+        Finalist { admitted, logs, search_logs, ns, refused: None, standing, proof, rests: false }
     }
 
     fn config(&self) -> &Config {
@@ -115,7 +118,7 @@ impl Finalist {
         let bar = 1.0 + policy.margin;
         if intervals.iter().all(|i| i.lo >= bar) {
             match self.own_disagreement(bar, default) {
-                None => self.standing = Standing::Cleared,
+                None => (self.standing, self.proof) = (Standing::Cleared, intervals),
                 Some(factor) if pairs >= policy.looks.last().copied().unwrap_or(0) => {
                     self.refused = Some(Rejection::Unstable(factor));
                 }
@@ -236,7 +239,7 @@ fn confirmed(
 }
 
 fn record(f: &Finalist, alpha: f64) -> Final {
-    let points = f.intervals(alpha).unwrap_or_default();
+    let points = if f.proof.is_empty() { f.intervals(alpha).unwrap_or_default() } else { f.proof.clone() };
     Final { config: f.config().clone(), pairs: f.pairs(), points, cleared: f.is(Standing::Cleared) }
 }
 

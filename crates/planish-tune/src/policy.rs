@@ -89,7 +89,7 @@ impl Timings {
 impl Default for Policy {
     fn default() -> Self {
         Policy {
-            version: 2,
+            version: 3,
             margin: 0.01,
             alpha: 0.01,
             finalists: 8,

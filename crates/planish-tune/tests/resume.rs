@@ -145,6 +145,7 @@ fn a_run_cut_off_by_its_budget_is_gone_on_with_until_it_is_settled() {
         let (last, cut) = outcomes.split_last().expect("at least one run");
         assert!(!last.partial && cut.iter().all(|o| o.partial), "{ms} ms: cut off until the last");
         assert_eq!((&choice.config, choice.state), (&whole.0.choice, State::Tuned), "{ms} ms");
+        assert!(choice.ratio.lo >= 1.01, "{ms} ms: what is told is what was proven: {:?}", choice.ratio);
         // A run that is gone on with repeats no refusal, and what it was at when it was cut.
         let wrong = outcomes.iter().filter(|o| o.rejected.iter().any(|(_, r)| matches!(r, Rejection::Wrong(_))));
         assert!(wrong.count() >= 1);
