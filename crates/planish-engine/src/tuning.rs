@@ -15,9 +15,7 @@ use planish_kernels::subject::{OpSubject, Spec, risk};
 use planish_kernels::telling::Telling;
 use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::recorded::{About, Recorded};
-use planish_tune::store::{
-    Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms,
-};
+use planish_tune::store::{Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms};
 use planish_tune::{
     Budget, Claim, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task,
     Trial, allot, recheck,

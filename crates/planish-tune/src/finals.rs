@@ -270,7 +270,9 @@ fn unproven(finalists: &[Finalist], policy: &Policy, alpha: f64, halt: Option<&H
         // Its own middle is a gain, and its bounds reach down to none: saying "no difference" would be a guess too.
         Some((Interval { ratio, lo, hi }, pairs)) if ratio >= 1.0 + policy.margin => {
             let [gain, lo, hi] = [ratio, lo, hi].map(|r| 100.0 * (r - 1.0));
-            Verdict::Undecided(format!("a gain of {gain:.1}% is within the noise of {pairs} pairs: {lo:+.1}% to {hi:+.1}%"))
+            Verdict::Undecided(format!(
+                "a gain of {gain:.1}% is within the noise of {pairs} pairs: {lo:+.1}% to {hi:+.1}%"
+            ))
         }
         _ => Verdict::KeptDefault,
     }

@@ -183,7 +183,11 @@ fn what_was_measured_to_its_end_and_is_undecided_is_not_measured_again() {
     for (what, script) in [("hidden", hidden), ("restless", restless)] {
         let dir = tempfile::tempdir().expect("a folder");
         let (outcome, _) = run(dir.path(), &script, NEVER).tuned();
-        assert!(matches!(outcome.verdict, Verdict::Undecided(_)) && !outcome.partial, "{what}: {}", outcome.sentence("x"));
+        assert!(
+            matches!(outcome.verdict, Verdict::Undecided(_)) && !outcome.partial,
+            "{what}: {}",
+            outcome.sentence("x")
+        );
         assert_eq!(run(dir.path(), &script, NEVER).known().state, State::Undecided, "{what}");
         let again = run_at(dir.path(), &script, NEVER, (Earlier::Forget, u64::MAX));
         assert!(again.tuned().0.samples > 0, "{what}: unless it is forced to");
@@ -212,7 +216,10 @@ fn a_gain_found_before_the_cut_is_kept_whatever_the_rest_brings() {
         let promoted = matches!(first.verdict, Verdict::Promoted { .. });
         let (_, _, choice) = to_the_end(dir.path(), &script(4), by_budget(ms));
         let [before, after] = [&first.choice, &choice.config].map(|c| time(c)[0]);
-        assert!(!promoted || (choice.state == State::Tuned && after <= before * 1.011), "{ms} ms: {after} from {before}");
+        assert!(
+            !promoted || (choice.state == State::Tuned && after <= before * 1.011),
+            "{ms} ms: {after} from {before}"
+        );
         gained += usize::from(promoted);
         improved += usize::from(after < before);
     }

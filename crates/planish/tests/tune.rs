@@ -130,7 +130,11 @@ fn what_its_time_cut_off_is_gone_on_with() {
             break;
         }
     }
-    assert_eq!((before, &run("60s")["measured"]), (0, &0.into()), "it came to an end, and then there is nothing left: {told}");
+    assert_eq!(
+        (before, &run("60s")["measured"]),
+        (0, &0.into()),
+        "it came to an end, and then there is nothing left: {told}"
+    );
 }
 
 /// Copies the records of `from` to `to` as an older build would have left them, for which nothing came near the default.

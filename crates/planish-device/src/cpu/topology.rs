@@ -420,8 +420,12 @@ mod tests {
         };
         write("system/cpu/present", "0-5");
         for (cpu, kib) in l2_kib.iter().enumerate() {
-            for (index, (level, kind, size)) in [(1, "Data", 32), (1, "Instruction", 64), (2, "Unified", *kib)].iter().enumerate() {
-                for (name, text) in [("level", level.to_string()), ("type", (*kind).to_owned()), ("size", format!("{size}K"))] {
+            for (index, (level, kind, size)) in
+                [(1, "Data", 32), (1, "Instruction", 64), (2, "Unified", *kib)].iter().enumerate()
+            {
+                for (name, text) in
+                    [("level", level.to_string()), ("type", (*kind).to_owned()), ("size", format!("{size}K"))]
+                {
                     write(&format!("system/cpu/cpu{cpu}/cache/index{index}/{name}"), &text);
                 }
             }
@@ -433,7 +437,8 @@ mod tests {
     /// Performance and efficiency cores: as many of each as the process may run on make another machine, which ones do not.
     #[test]
     fn unlike_cores_are_counted_by_kind_as_far_as_this_process_may_run_on_them() {
-        let hybrid = listed(&[("cpu_core/cpus", "0-3"), ("cpu_atom/cpus", "4,5")], [1280, 1280, 1280, 1280, 2048, 2048]);
+        let hybrid =
+            listed(&[("cpu_core/cpus", "0-3"), ("cpu_atom/cpus", "4,5")], [1280, 1280, 1280, 1280, 2048, 2048]);
         let of = |allowed: &[usize]| {
             let classes = core_classes(hybrid.path(), Some(allowed));
             let threads = allowed.len() as u32;

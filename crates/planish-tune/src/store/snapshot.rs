@@ -345,9 +345,8 @@ impl Snapshot {
     /// The best of the records that were tuned here under this very identity: none of another identity ranks above it.
     fn exact<'s>(&'s self, group: &'s Group, identity: &Identity) -> Option<&'s Entry> {
         let here = self.base_of(identity)?;
-        let is_exact = |held: &&Held| {
-            held.base == here && self.candidates[held.candidates as usize] == identity.candidates
-        };
+        let is_exact =
+            |held: &&Held| held.base == here && self.candidates[held.candidates as usize] == identity.candidates;
         let exact = || group.held().filter(is_exact).map(|held| &*held.entry);
         match exact().nth(1) {
             // One alone need not be read to be compared.
