@@ -10,10 +10,8 @@ use models::{Fault, fill, model, places};
 use planish_device::{Backend, Cuda, CudaOptions, Init, Slice};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::decode::model::{Memory, Model, ModelAt, STEP_WORDS};
-use planish_kernels::gpu::decode::stamped::{Span, Stamped};
 use planish_kernels::gpu::decode::{Draw, space, step};
 use planish_kernels::op::Machine;
-use planish_tune::Config;
 
 /// Positions of the cache.
 const CAPACITY: usize = 1024;
@@ -109,55 +107,5 @@ fn time(
         all[all.len() - 1] / 1e3,
         launches.len()
     );
-    if matches!(config.name("PATH"), Some("token" | "layer")) {
-        spans((m, at), memory, start, cuda, &config)?;
-    }
-    Ok(())
-}
-
-/// Prints what each phase and the barrier behind it takes of a token, as means over groups.
-fn spans(
-    (m, at): (&Model, &ModelAt),
-    memory: &Memory,
-    start: &[u32],
-    cuda: &Cuda,
-    config: &Config,
-) -> Result<(), Fault> {
-    let machine = Machine { backend: cuda, isa: Isa::Portable };
-    let fault = |r: planish_tune::Rejection| r.to_string();
-    let ticks = cuda.alloc(Stamped::ticks_bytes(m, config).map_err(fault)?, Init::Zero)?.all();
-    let stamped = Stamped::new((m, at), memory, &ticks, config, &machine).map_err(fault)?;
-    let sequence = cuda.record_graph(&stamped.launches)?;
-    let mut all: Vec<Vec<(Span, f64)>> = Vec::new();
-    for round in 0..12 {
-        cuda.write(&memory.step, &start.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;
-        cuda.time(std::slice::from_ref(&sequence), 1)?;
-        let mut bytes = vec![0; ticks.len];
-        cuda.read(&ticks, &mut bytes)?;
-        if round > 1 {
-            all.push(stamped.read(&bytes));
-        }
-    }
-    let mut names: Vec<(String, f64)> = Vec::new();
-    let mut last = "";
-    for i in 0..all[0].len() {
-        let mut ns: Vec<f64> = all.iter().map(|a| a[i].1).collect();
-        ns.sort_by(f64::total_cmp);
-        let name = match all[0][i].0 {
-            Span::Phase(name) => {
-                last = name;
-                name.to_owned()
-            }
-            Span::Barrier => format!("{last} barrier"),
-        };
-        match names.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, sum)) => *sum += ns[ns.len() / 2],
-            None => names.push((name, ns[ns.len() / 2])),
-        }
-    }
-    for (name, ns) in names {
-        print!("  {} {:.1}", name.trim_start_matches("decode_"), ns / 1e3);
-    }
-    println!();
     Ok(())
 }

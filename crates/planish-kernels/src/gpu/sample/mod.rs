@@ -15,8 +15,8 @@ use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Pr
 use crate::reference::sample::{Order, Params, TokenCount, penalised};
 
 /// Arguments: logits f32 `[rows][vocab]`, left with the penalties applied; history, three words an entry (row, token,
-/// count, no token twice in a row; one of count 0 stands for none), `history` entries; settings `[rows][18]` words as `settings` gives them; the tokens
-/// `[rows]`, `NONE` where every logit is -inf or one is +inf.
+/// count, no token twice in a row; one of count 0 stands for none), `history` entries; settings `[rows][18]` words as
+/// `settings` gives them; the tokens `[rows]`, `NONE` where every logit is -inf or one is +inf.
 pub static OP: GpuOp = GpuOp {
     op: Op {
         name: "sample",
