@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_key_is_found_whatever_else_is_there() {
-        let texts: Vec<String> = (0..5000).map(|i| format!("matvec cols={},rows={i}", i % 7)).collect();
+        let texts: Vec<String> = (0..5000).map(|i| format!("scale cols={},rows={i}", i % 7)).collect();
         let mut index = Index::default();
         for (group, text) in texts.iter().enumerate() {
             let hash = index.hash(text);
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn like_keys_have_unlike_hashes() {
         let index = Index::default();
-        let texts: Vec<String> = (0..20_000).map(|i| format!("matvec cols=576,rows={i},type=q4_0")).collect();
+        let texts: Vec<String> = (0..20_000).map(|i| format!("scale cols=576,rows={i},type=q4_0")).collect();
         let mut low: Vec<u64> = texts.iter().map(|t| index.hash(t) & 0xffff).collect();
         low.sort_unstable();
         low.dedup();
