@@ -4,7 +4,9 @@ use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
-use super::{DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage};
+use super::{
+    DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage,
+};
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
 use crate::op::Machine;

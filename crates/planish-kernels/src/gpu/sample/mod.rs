@@ -26,7 +26,9 @@ pub static OP: GpuOp = GpuOp {
             let (rows, vocab) = (s.size("rows"), s.size("vocab"));
             let legal = rows > 0 && (1..=1 << 22).contains(&vocab) && rows * vocab < 1 << 32;
             let legal = legal && s.size("history") < 1 << 30;
-            legal.then_some(()).ok_or_else(|| format!("{s}: at least one row, 1 to 2^22 logits, less than 2^30 history"))
+            legal
+                .then_some(())
+                .ok_or_else(|| format!("{s}: at least one row, 1 to 2^22 logits, fewer than 2^30 entries"))
         },
         space,
         cost: |s| {
