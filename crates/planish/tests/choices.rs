@@ -247,7 +247,8 @@ fn two_stores_are_compared_and_merged_with_codes_and_json() {
     let shape = shape_of(&home, "attention_decode", &[]);
     let (a, b) = (home.0.path().join("a"), home.0.path().join("b"));
     fill(&a, [tuned("attention_decode", &shape, splits(2))]);
-    fill(&b, [tuned("attention_decode", &shape, splits(4))]);
+    // The later of two records is the one that counts.
+    fill(&b, [Choice { written_ms: 2, ..tuned("attention_decode", &shape, splits(4)) }]);
     let (text, _) = home.check(&["store", "diff", "a", "b"], 1);
     assert!(text.contains("left   SPLITS=2") && text.contains("right  SPLITS=4"), "{text}");
     home.check(&["store", "diff", "a", "a"], 0);
