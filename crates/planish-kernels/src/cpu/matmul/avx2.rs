@@ -78,7 +78,7 @@ macro_rules! shared_x86_ops {
             fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
             fn neg(a: __m256) -> __m256 = _mm256_xor_ps(a, _mm256_set1_ps(-0.0));
             fn fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
-            fn prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+            fn prefetch(p: *const u8) -> () = planish_device::prefetch(p);
         }
     };
 }

@@ -158,7 +158,6 @@ impl Lanes for NeonLanes {
         fn neg(a: Floats) -> Floats = both!(float32x4x2_t: vnegq_f32; a);
         fn fma(a: Floats, b: Floats, c: Floats) -> Floats =
             float32x4x2_t(vfmaq_f32(c.0, a.0, b.0), vfmaq_f32(c.1, a.1, b.1));
-        fn prefetch(p: *const u8) -> () =
-            std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+        fn prefetch(p: *const u8) -> () = planish_device::prefetch(p);
     }
 }
