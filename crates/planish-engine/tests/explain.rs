@@ -197,14 +197,7 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
     let (start, stop) = (Instant::now(), || false);
     let clock = || start.elapsed().as_nanos() as f64;
     for route in [Route::Launches, Route::Layer, Route::Token] {
-        let options = gpu::Options {
-            context: 24,
-            activations: Activations::Int8,
-            route: Some(route),
-            sampled: false,
-            ahead: 1,
-            chunk: 0,
-        };
+        let options = options(24, Activations::Int8, route);
         let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
         let read = explain::gpu::read_bytes(&decoder, &weights, 5);
         let grids = matches!(route, Route::Layer | Route::Token);
@@ -240,6 +233,11 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
     }
 }
 
+/// A decoder of one path that neither draws by a sampler nor runs ahead.
+fn options(context: usize, activations: Activations, route: Route) -> gpu::Options {
+    gpu::Options { context, activations, route: Some(route), sampled: false, ahead: 1, chunk: 0 }
+}
+
 /// What explain alone launches compiles for a card without spills, which its figures would be of; NVRTC needs no card.
 #[test]
 fn stamped_launches_compile_for_a_card() {
@@ -253,14 +251,7 @@ fn stamped_launches_compile_for_a_card() {
     let hyper = Hyper::read(&gguf).expect("hyperparameters");
     let weights = gpu::Weights::empty(&gguf, &hyper, &card).expect("weights");
     let machine = Machine { backend: &card, isa: Isa::Portable };
-    let options = gpu::Options {
-        context: 64,
-        activations: Activations::Int8,
-        route: Some(Route::Token),
-        sampled: false,
-        ahead: 1,
-        chunk: 0,
-    };
+    let options = options(64, Activations::Int8, Route::Token);
     let decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
     let (stamped, _) = decoder.stamped(&weights).expect("made").expect("a path of grids");
     let names: Vec<&str> = stamped.launches.iter().map(|l| &*l.program.name).collect();
@@ -304,14 +295,7 @@ fn measured_on_metal(sampling: Sampling) -> (Measured, usize, f64) {
     let hyper = Hyper::read(&gguf).expect("hyperparameters");
     let weights = gpu::Weights::load(&gguf, &hyper, &fake, 1).expect("weights");
     let machine = Machine { backend: &fake, isa: Isa::Portable };
-    let options = gpu::Options {
-        context: 64,
-        activations: Activations::F32,
-        route: Some(Route::Launches),
-        sampled: false,
-        ahead: 1,
-        chunk: 0,
-    };
+    let options = options(64, Activations::F32, Route::Launches);
     let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
     let (clock, stop) = (|| fake.now_ns(), || false);
     let mut subject = explain::gpu::Subject { decoder: &mut decoder, weights: &weights, clock: &clock, stop: &stop };

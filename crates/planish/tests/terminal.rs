@@ -57,6 +57,13 @@ impl Terminal {
         self.keys.flush().unwrap();
     }
 
+    /// Takes what appears within a moment.
+    fn look(&mut self) {
+        if let Ok(bytes) = self.screen.recv_timeout(Duration::from_millis(100)) {
+            self.shown += &String::from_utf8_lossy(&bytes);
+        }
+    }
+
     /// What appears up to and with `part`.
     #[track_caller]
     fn until(&mut self, part: &str) -> String {
@@ -66,9 +73,7 @@ impl Terminal {
                 let rest = self.shown.split_off(at + part.len());
                 return std::mem::replace(&mut self.shown, rest);
             }
-            if let Ok(bytes) = self.screen.recv_timeout(Duration::from_millis(100)) {
-                self.shown += &String::from_utf8_lossy(&bytes);
-            }
+            self.look();
         }
         panic!("no `{part}` in `{}`", self.shown);
     }
@@ -78,9 +83,7 @@ impl Terminal {
     fn begins(&mut self) {
         let start = Instant::now();
         while self.shown.is_empty() && start.elapsed() < Duration::from_secs(60) {
-            if let Ok(bytes) = self.screen.recv_timeout(Duration::from_millis(100)) {
-                self.shown += &String::from_utf8_lossy(&bytes);
-            }
+            self.look();
         }
         assert!(!self.shown.is_empty(), "nothing appears");
     }
