@@ -15,6 +15,7 @@ use crate::decoder::{Decoder, Options};
 use crate::error::{Error, Result};
 use crate::plan::{Choices, Entry};
 use crate::weights::{Layer, Weights};
+use random::{Mix, Role};
 
 /// The sizes and weight types of a model.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +34,8 @@ pub struct Preset {
     rope_base: f32,
     /// The head is the embedding again.
     tied: bool,
-    body: WeightType,
-    embedding: WeightType,
-    head: WeightType,
+    /// The types of its tensors, as the file has them that most people have.
+    mix: Mix,
 }
 
 /// A model of nobody, one of a row that grows in width alone: what a token takes beside its bytes is the same for all.
@@ -53,14 +53,24 @@ const fn ladder(name: &'static str, hidden: usize) -> Preset {
         eps: 1e-5,
         rope_base: 10_000.0,
         tied: true,
-        body: WeightType::Q8_0,
-        embedding: WeightType::Q8_0,
-        head: WeightType::Q8_0,
+        mix: Mix::Q8_0,
     }
 }
 
-/// Every preset, in the weight types of the files most people have.
+/// Every preset.
 pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "tiny",
+        hidden: 64,
+        layers: 2,
+        heads: 2,
+        kv_heads: 1,
+        ffn: 128,
+        vocab: 320,
+        context: 256,
+        mix: Mix::Q4_1,
+        ..ladder("", 64)
+    },
     ladder("ladder-384", 384),
     ladder("ladder-512", 512),
     ladder("ladder-768", 768),
@@ -80,9 +90,7 @@ pub const PRESETS: &[Preset] = &[
         eps: 1e-5,
         rope_base: 100_000.0,
         tied: true,
-        body: WeightType::Q4_1,
-        embedding: WeightType::Q8_0,
-        head: WeightType::Q8_0,
+        mix: Mix::Q4_1,
     },
     Preset {
         name: "qwen2.5-0.5b",
@@ -97,9 +105,7 @@ pub const PRESETS: &[Preset] = &[
         eps: 1e-6,
         rope_base: 1_000_000.0,
         tied: true,
-        body: WeightType::Q4_0,
-        embedding: WeightType::Q8_0,
-        head: WeightType::Q8_0,
+        mix: Mix::Q4_0,
     },
     Preset {
         name: "llama-3.1-8b",
@@ -114,9 +120,7 @@ pub const PRESETS: &[Preset] = &[
         eps: 1e-5,
         rope_base: 500_000.0,
         tied: false,
-        body: WeightType::Q4_K,
-        embedding: WeightType::Q4_K,
-        head: WeightType::Q6_K,
+        mix: Mix::Q4_K_M,
     },
 ];
 
@@ -150,6 +154,11 @@ impl Preset {
         let (weights, model_bytes) = self.weights(machine, &hyper)?;
         let decoder = Decoder::new(machine, &hyper, &weights, options, choices)?;
         Ok(Plans { decode: decoder.decode_plan, prefill: decoder.prefill_plan, model_bytes })
+    }
+
+    /// The type of the embedding, which is the head too where both are one.
+    fn embedding(&self) -> WeightType {
+        self.mix.of(if self.tied { Role::Head } else { Role::Body }, self.hidden)
     }
 
     fn hyper(&self) -> Result<Hyper> {
@@ -188,29 +197,33 @@ impl Preset {
             Ok(Layout::of(ty, rows, cols).map_err(|e| Error::model(e.to_string()))?.packed_bytes())
         };
         let (hidden, ffn, kv) = (hyper.hidden, hyper.ffn, hyper.kv_heads * hyper.head_dim);
-        let head = packed(self.head, hyper.vocab, hidden)?.max(packed(self.embedding, hyper.vocab, hidden)?);
-        let zeros = machine.backend.alloc(head.max(packed(self.body, ffn, hidden)?).max(4 * ffn), Init::Zero)?;
+        let (head_ty, embedding_ty) = (self.mix.of(Role::Head, hidden), self.embedding());
+        let head = packed(head_ty, hyper.vocab, hidden)?;
+        let embedding = packed(embedding_ty, hyper.vocab, hidden)?;
+        let body = packed(self.mix.of(Role::Body, hidden), ffn, hidden)?;
+        let zeros = machine.backend.alloc(head.max(embedding).max(body).max(4 * ffn), Init::Zero)?;
         let vector = |n: usize| -> Result<Slice> { Ok(zeros.slice(0, 4 * n)?) };
         let matrix = |ty: WeightType, rows: usize, cols: usize| -> Result<Weight> {
             Ok(Weight { ty, rows, cols, data: zeros.slice(0, packed(ty, rows, cols)?)? })
         };
+        let body = |rows: usize, cols: usize| matrix(self.mix.of(Role::Body, cols), rows, cols);
         let bias = |n: usize| if self.arch == "qwen2" { vector(n).map(Some) } else { Ok(None) };
         let layer = |_| -> Result<Layer> {
             Ok(Layer {
                 attn_norm: vector(hidden)?,
-                q: matrix(self.body, hidden, hidden)?,
-                k: matrix(self.body, kv, hidden)?,
-                v: matrix(self.body, kv, hidden)?,
+                q: body(hidden, hidden)?,
+                k: body(kv, hidden)?,
+                v: body(kv, hidden)?,
                 q_bias: bias(hidden)?,
                 k_bias: bias(kv)?,
                 v_bias: bias(kv)?,
                 head_norms: None,
-                o: matrix(self.body, hidden, hidden)?,
+                o: body(hidden, hidden)?,
                 attn_post_norm: None,
                 ffn_norm: vector(hidden)?,
-                gate: matrix(self.body, ffn, hidden)?,
-                up: matrix(self.body, ffn, hidden)?,
-                down: matrix(self.body, hidden, ffn)?,
+                gate: body(ffn, hidden)?,
+                up: body(ffn, hidden)?,
+                down: body(hidden, ffn)?,
                 ffn_post_norm: None,
                 window: 0,
                 table: 0,
@@ -222,12 +235,12 @@ impl Preset {
             .map_err(|e| Error::model(e.to_string()))?;
         let of =
             |l: &Layer| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|w| w.data.len).iter().sum::<usize>();
-        let bytes = layers.iter().map(of).sum::<usize>() + packed(self.head, hyper.vocab, hidden)?;
+        let bytes = layers.iter().map(of).sum::<usize>() + head;
         let weights = Weights {
-            embedding: matrix(self.embedding, hyper.vocab, hidden)?,
+            embedding: matrix(embedding_ty, hyper.vocab, hidden)?,
             layers,
             output_norm: vector(hidden)?,
-            head: matrix(self.head, hyper.vocab, hidden)?,
+            head: matrix(head_ty, hyper.vocab, hidden)?,
             tables: vec![table],
             bytes_per_token: bytes as u64,
         };

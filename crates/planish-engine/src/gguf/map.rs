@@ -35,9 +35,17 @@ impl Map {
     }
 
     pub(crate) fn copy_of(bytes: &[u8]) -> Result<Map> {
-        let io = |e| Error::io(format!("allocate {} bytes", bytes.len()), &e);
-        let mut map = MmapMut::map_anon(bytes.len().max(1)).map_err(io)?;
-        map[..bytes.len()].copy_from_slice(bytes);
+        Map::made(bytes.len(), &mut |map| {
+            map.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Memory of its own, zeros before `write`; pages that it leaves alone take none.
+    pub(crate) fn made(bytes: usize, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<Map> {
+        let io = |e| Error::io(format!("allocate {bytes} bytes"), &e);
+        let mut map = MmapMut::map_anon(bytes.max(1)).map_err(io)?;
+        write(&mut map[..bytes])?;
         Ok(Map { map: map.make_read_only().map_err(io)?, from_file: false })
     }
 

@@ -53,6 +53,13 @@ impl Gguf {
         Ok(Gguf { map: Map::copy_of(bytes)?, parsed })
     }
 
+    /// Checks a file that `write` makes in `bytes` zeros of memory.
+    pub fn made(bytes: usize, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<Gguf> {
+        let map = Map::made(bytes, write)?;
+        let parsed = parse(map.bytes())?;
+        Ok(Gguf { map, parsed })
+    }
+
     /// All bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         self.map.bytes()

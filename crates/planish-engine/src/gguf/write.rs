@@ -164,6 +164,12 @@ impl Writer {
         out.write_all(&vec![0; pad]).map_err(io)
     }
 
+    /// Bytes of the whole file.
+    pub fn size(&self) -> Result<usize> {
+        let padded = |(decl, _): &(TensorDecl, _)| Ok(decl.size()?.next_multiple_of(self.alignment()) as usize);
+        Ok(self.header()?.len() + self.tensors.iter().map(padded).sum::<Result<usize>>()?)
+    }
+
     /// Everything before the tensor data, padded to the alignment.
     pub fn header(&self) -> Result<Vec<u8>> {
         let mut out = b"GGUF".to_vec();

@@ -4,6 +4,7 @@ use planish_kernels::op::Shape;
 use planish_kernels::quant::WeightType;
 use planish_kernels::weight::Activations;
 
+use super::random::Role;
 use super::{PRESETS, Preset, preset};
 use crate::error::{Error, Result};
 
@@ -46,16 +47,21 @@ impl Preset {
     pub fn matrices(&self) -> Vec<Matrix> {
         let kv = self.kv_heads * (self.hidden / self.heads);
         let parts = [
-            ("q", self.body, self.hidden, self.hidden),
-            ("k", self.body, kv, self.hidden),
-            ("v", self.body, kv, self.hidden),
-            ("o", self.body, self.hidden, self.hidden),
-            ("gate", self.body, self.ffn, self.hidden),
-            ("up", self.body, self.ffn, self.hidden),
-            ("down", self.body, self.hidden, self.ffn),
-            ("head", self.head, self.vocab, self.hidden),
+            ("q", Role::Body, self.hidden, self.hidden),
+            ("k", Role::Body, kv, self.hidden),
+            ("v", Role::Body, kv, self.hidden),
+            ("o", Role::Body, self.hidden, self.hidden),
+            ("gate", Role::Body, self.ffn, self.hidden),
+            ("up", Role::Body, self.ffn, self.hidden),
+            ("down", Role::Body, self.hidden, self.ffn),
+            ("head", Role::Head, self.vocab, self.hidden),
         ];
-        let one = |(part, ty, rows, cols)| Matrix { name: format!("{} {part}", self.name), ty, rows, cols };
+        let one = |(part, role, rows, cols)| Matrix {
+            name: format!("{} {part}", self.name),
+            ty: self.mix.of(role, cols),
+            rows,
+            cols,
+        };
         once(parts.map(one))
     }
 }

@@ -10,7 +10,7 @@ use planish_kernels::quant::WeightType;
 
 use super::Preset;
 use crate::error::{Error, Result};
-use crate::gguf::{TensorDecl, Writer};
+use crate::gguf::{Gguf, TensorDecl, Writer};
 use crate::text::stand_in;
 
 /// Which types the tensors get, as the usual files of that name have them.
@@ -19,6 +19,8 @@ use crate::text::stand_in;
 pub enum Mix {
     /// Everything in Q8_0.
     Q8_0,
+    /// Q4_0, the head in Q6_K.
+    Q4_0,
     /// Q4_1, the head in Q6_K.
     Q4_1,
     /// Q4_K; the head, and in half of the layers the values and the way down, in Q6_K.
@@ -27,12 +29,13 @@ pub enum Mix {
 
 impl Mix {
     /// Every mix.
-    pub const ALL: [Mix; 3] = [Mix::Q8_0, Mix::Q4_1, Mix::Q4_K_M];
+    pub const ALL: [Mix; 4] = [Mix::Q8_0, Mix::Q4_0, Mix::Q4_1, Mix::Q4_K_M];
 
     /// What a user types.
     pub fn name(self) -> &'static str {
         match self {
             Mix::Q8_0 => "q8_0",
+            Mix::Q4_0 => "q4_0",
             Mix::Q4_1 => "q4_1",
             Mix::Q4_K_M => "q4_k_m",
         }
@@ -46,6 +49,7 @@ impl Mix {
     /// The number of this mix in `general.file_type`.
     fn file_type(self) -> u32 {
         match self {
+            Mix::Q4_0 => 2,
             Mix::Q4_1 => 3,
             Mix::Q8_0 => 7,
             Mix::Q4_K_M => 15,
@@ -53,11 +57,12 @@ impl Mix {
     }
 
     /// The type of a matrix with rows of `cols`; rows that are no whole number of large blocks take smaller ones.
-    fn of(self, role: Role, cols: usize) -> WeightType {
+    pub(super) fn of(self, role: Role, cols: usize) -> WeightType {
         let fits = |ty: WeightType, small: WeightType| if ty.row_bytes(cols).is_some() { ty } else { small };
         match (self, role) {
             (Mix::Q8_0, _) => WeightType::Q8_0,
             (_, Role::Head) => fits(WeightType::Q6_K, WeightType::Q8_0),
+            (Mix::Q4_0, _) => WeightType::Q4_0,
             (Mix::Q4_1, _) => WeightType::Q4_1,
             (Mix::Q4_K_M, Role::Body) => fits(WeightType::Q4_K, WeightType::Q5_0),
             (Mix::Q4_K_M, Role::More) => fits(WeightType::Q6_K, WeightType::Q8_0),
@@ -67,7 +72,8 @@ impl Mix {
 
 /// What a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
+    /// Any other.
     Body,
     /// Spared by a mix that spares some.
     More,
@@ -99,6 +105,23 @@ impl Preset {
             fill(decl, buffer, Rng::new(seed ^ tensor << 32).bits(), threads)?;
             done += buffer.len() as u64;
             progress(done);
+            Ok(())
+        })
+    }
+
+    /// The file in memory, with the types of the preset; the same seed gives the same bytes.
+    pub fn random(&self, seed: u64, threads: usize) -> Result<Gguf> {
+        let bytes = self.random_header(self.mix)?.size()?;
+        let mut write = |mut out: &mut [u8]| self.write_random(self.mix, seed, threads, &mut out, &mut |_| {});
+        Gguf::made(bytes, &mut write)
+    }
+
+    /// The same with zeros for all tensors, which take no memory, for questions about a model that is not run.
+    pub fn zeros(&self) -> Result<Gguf> {
+        let writer = self.random_header(self.mix)?;
+        let header = writer.header()?;
+        Gguf::made(writer.size()?, &mut |out| {
+            out[..header.len()].copy_from_slice(&header);
             Ok(())
         })
     }
@@ -242,6 +265,7 @@ impl Scales {
         let (at, deviation, mean) = match ty {
             WeightType::Q8_0 => (0, 73.9, None),
             WeightType::Q5_0 => (0, 9.2, None),
+            WeightType::Q4_0 => (0, 4.64, None),
             WeightType::Q4_1 => (0, 4.6, Some(-7.5)),
             WeightType::Q4_K => (0, 258.0, Some(7.5)),
             WeightType::Q6_K => (208, 1367.0, None),
@@ -249,9 +273,11 @@ impl Scales {
         };
         let unit = 1.0 / ((cols as f32).sqrt() * deviation);
         // The same unevenness for both scales of a block, or their means would not cancel.
+        // Codes of four bits are half a step below nothing on average, so every other scale is negative.
+        let turned = |i: usize| if ty == WeightType::Q4_0 && !i.is_multiple_of(2) { -unit } else { unit };
         let values = |factor: f32| {
             std::array::from_fn(|i| {
-                f16::from_f32(unit * factor * (0.75 + 0.5 * i as f32 / SCALES as f32)).to_le_bytes()
+                f16::from_f32(turned(i) * factor * (0.75 + 0.5 * i as f32 / SCALES as f32)).to_le_bytes()
             })
         };
         let mut fields = vec![(at, values(1.0))];
@@ -287,7 +313,6 @@ mod tests {
     use super::*;
     use crate::arch::Hyper;
     use crate::decoder::{Decoder, KvType, Options};
-    use crate::gguf::Gguf;
     use crate::plan::Defaults;
     use crate::text::{Special, Tokenizer};
     use crate::weights::Weights;
@@ -332,7 +357,9 @@ mod tests {
 
     #[test]
     fn rows_have_unit_gain_in_every_type() {
-        for ty in [WeightType::Q8_0, WeightType::Q5_0, WeightType::Q4_1, WeightType::Q4_K, WeightType::Q6_K] {
+        for ty in
+            [WeightType::Q8_0, WeightType::Q5_0, WeightType::Q4_0, WeightType::Q4_1, WeightType::Q4_K, WeightType::Q6_K]
+        {
             let (cols, rows) = (512, 200);
             let decl = TensorDecl { name: "w".into(), dims: vec![cols, rows], type_id: ty.record().gguf_id };
             let mut data = vec![0; decl.size().expect("whole blocks") as usize];
@@ -351,6 +378,16 @@ mod tests {
         let one = written(&preset, Mix::Q4_K_M, 1, 1);
         assert_eq!(one, written(&preset, Mix::Q4_K_M, 1, 3));
         assert_ne!(one, written(&preset, Mix::Q4_K_M, 2, 1));
+    }
+
+    #[test]
+    fn a_model_in_memory_is_the_file() {
+        let preset = preset("llama", false);
+        let (random, zeros) = (preset.random(1, 2).expect("memory"), preset.zeros().expect("memory"));
+        assert_eq!(random.bytes(), written(&preset, preset.mix, 1, 1));
+        let tensor = random.tensor("output.weight").expect("a head");
+        assert!(random.data(tensor).iter().any(|b| *b != 0) && zeros.data(tensor).iter().all(|b| *b == 0));
+        assert_eq!((zeros.bytes().len(), zeros.tensors().len()), (random.bytes().len(), random.tensors().len()));
     }
 
     #[test]
