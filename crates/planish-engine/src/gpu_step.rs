@@ -4,7 +4,7 @@
 //! from them as the default, and must give the same bits twice.
 //! A sample is tokens drawn in a row at a depth, through the very path that generation takes.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use planish_device::{Cpu, CpuOptions};
@@ -15,12 +15,14 @@ use planish_tune::contain::{Stage, Tell};
 use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, Wrong};
 use serde::{Deserialize, Serialize};
 
+use crate::arch::Hyper;
 use crate::decoder::{Decoder, KvType};
 use crate::error::Result;
 use crate::generate::Flow;
+use crate::gguf::Gguf;
 use crate::gpu::decoder::space;
 use crate::gpu::{AHEAD, By, GpuDecoder, Options, Weights};
-use crate::model::ModelFile;
+use crate::model::{Made, ModelFile, Origin};
 use crate::plan::{Chosen, Defaults};
 use crate::verify::relative;
 use crate::{decoder, weights};
@@ -43,8 +45,8 @@ const KEPT: std::ops::RangeInclusive<usize> = 4..=32;
 pub struct StepSpec {
     /// What it runs on: the backend as its limits name it, and after a colon which of several machines.
     pub device: String,
-    /// The model's file.
-    pub model: PathBuf,
+    /// The model.
+    pub model: Origin,
     /// Positions of the cache for which the configuration must be legal.
     pub context: usize,
     /// Numerics class.
@@ -73,12 +75,8 @@ pub struct StepModel {
 impl StepModel {
     /// Opens the model of `spec` on `machine`.
     pub fn open(spec: &StepSpec, machine: &Machine<'_>) -> Result<StepModel> {
-        StepModel::at(&spec.model, machine, spec.threads)
-    }
-
-    fn at(path: &Path, machine: &Machine<'_>, threads: usize) -> Result<StepModel> {
-        let (file, weights) =
-            ModelFile::open_with(path, |gguf, hyper| Weights::load(gguf, hyper, machine.backend, threads))?;
+        let load = |gguf: &Arc<Gguf>, hyper: &Hyper| Weights::load(gguf, hyper, machine.backend, spec.threads);
+        let (file, weights) = spec.model.open_with(Made::Random(spec.threads), load)?;
         Ok(StepModel { file, weights })
     }
 }

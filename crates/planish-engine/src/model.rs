@@ -1,13 +1,16 @@
 //! A model file opened for use: numbers, weights on the device, tokenizer and chat template.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use planish_device::Backend;
+use serde::{Deserialize, Serialize};
 
 use crate::arch::Hyper;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::shapes;
 use crate::text::Tokenizer;
 use crate::text::chat::ChatTemplate;
 use crate::weights::Weights;
@@ -32,11 +35,65 @@ pub struct Model {
     pub weights: Weights,
 }
 
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// A file.
+    File(PathBuf),
+    /// Random weights in memory, in the shapes of a preset.
+    Shapes(String),
+}
+
+/// What is wanted of a model that is made up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// Weights made by so many threads.
+    Random(usize),
+    /// Zeros that take no memory, for questions about a model that is not run.
+    Zeros,
+}
+
+/// Any model of the same shape is as fast; this one is the same in every process.
+const SEED: u64 = 1;
+
+impl Origin {
+    /// Opens it as `ModelFile::open_with` does.
+    pub fn open_with<T>(
+        &self,
+        made: Made,
+        load: impl FnOnce(&Arc<Gguf>, &Hyper) -> Result<T>,
+    ) -> Result<(ModelFile, T)> {
+        let name = match self {
+            Origin::File(path) => return ModelFile::open_with(path, load),
+            Origin::Shapes(name) => name,
+        };
+        let preset = shapes::preset(name)?;
+        let gguf = match made {
+            Made::Random(threads) => preset.random(SEED, threads)?,
+            Made::Zeros => preset.zeros()?,
+        };
+        ModelFile::read(&PathBuf::from(self.to_string()), gguf, load)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File(path) => path.display().fmt(f),
+            Origin::Shapes(name) => write!(f, "{name} shapes"),
+        }
+    }
+}
+
 impl ModelFile {
     /// Opens `path`; the vocabulary is read while `load` brings the tensors where they shall be.
     pub fn open_with<T>(path: &Path, load: impl FnOnce(&Arc<Gguf>, &Hyper) -> Result<T>) -> Result<(ModelFile, T)> {
+        ModelFile::read(path, Gguf::open(path)?, load)
+    }
+
+    fn read<T>(path: &Path, gguf: Gguf, load: impl FnOnce(&Arc<Gguf>, &Hyper) -> Result<T>) -> Result<(ModelFile, T)> {
         let context = |e: Error| e.context(path.display());
-        let gguf = Arc::new(Gguf::open(path)?);
+        let gguf = Arc::new(gguf);
         let hyper = Hyper::read(&gguf).map_err(context)?;
         let (loaded, tokenizer) = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| Tokenizer::read(&gguf));

@@ -20,6 +20,7 @@ use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{self, AHEAD, GpuDecoder};
 use planish_engine::gpu_step::StepSpec;
 use planish_engine::identity::{Identities, StoreChoices};
+use planish_engine::model::Origin;
 use planish_engine::plan::{Choices, Defaults, Entry};
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Step, Watch, Work, serve_worker, worklist};
 use planish_engine::verify::{self, ExpectedFile};
@@ -273,7 +274,7 @@ fn whatever_wins_by_scrambled_times_leaves_the_step_of_a_gpu_right() {
     }
     let spec = StepSpec {
         device: "host".to_owned(),
-        model: path,
+        model: Origin::File(path),
         context,
         activations,
         depth: 2,

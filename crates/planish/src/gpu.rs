@@ -4,8 +4,9 @@ use anyhow::Result;
 use planish_device::Backend;
 use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
 use planish_engine::identity::{self, Identities, StoreChoices};
-use planish_engine::model::ModelFile;
+use planish_engine::model::{Made, ModelFile, Origin};
 use planish_engine::plan::{Choices, Chosen};
+use planish_engine::tuning::Work;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::decode;
 use planish_kernels::op::{Machine, Shape};
@@ -17,12 +18,32 @@ use crate::hint::WithHint;
 use crate::session::{self, SessionArgs, Unknown};
 use crate::ui::Ui;
 
+/// A model as a user names it.
+#[derive(Clone, Copy)]
+pub enum Named<'a> {
+    /// A preset, a cached model, one to be had, or the path of a file.
+    Model(&'a str),
+    /// Shapes without a file.
+    Shapes(&'a str),
+}
+
+/// What of a model goes to the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// Its weights.
+    Weights,
+    /// Zeros, for questions about a model that is not run.
+    Zeros,
+}
+
 /// Everything that stays the same while a model is in use on a GPU.
 pub struct GpuSession {
     /// The device by its name.
     pub device: Device,
     /// The device.
     pub backend: Box<dyn Backend>,
+    /// Where the model comes from.
+    pub origin: Origin,
     /// The model.
     pub file: ModelFile,
     /// Its tensors on the device.
@@ -39,23 +60,38 @@ pub struct GpuSession {
 impl GpuSession {
     /// Resolves `model`, opens the device that `args` names, and puts the tensors there.
     pub fn open(model: &str, args: &SessionArgs, ui: Ui) -> Result<GpuSession> {
+        GpuSession::open_as(Named::Model(model), Load::Weights, args, ui)
+    }
+
+    /// The same for any kind of name, and for a model that is only asked about.
+    pub fn open_as(named: Named<'_>, load: Load, args: &SessionArgs, ui: Ui) -> Result<GpuSession> {
         let device = args.place().device();
         let mode = args.mode(device)?;
         // What can be refused is refused before anything is loaded.
         args.gpu_options(1)?;
-        let path = session::resolve(model, ui)?;
+        let (name, origin) = match named {
+            Named::Model(name) => (name, Origin::File(session::resolve(name, ui)?)),
+            Named::Shapes(name) => (name, Origin::Shapes(name.to_owned())),
+        };
         let backend = device::open(device)?;
         let threads = args.host_threads()?;
-        let (file, weights) =
-            ModelFile::open_with(&path, |gguf, hyper| Weights::load(gguf, hyper, backend.as_ref(), threads))?;
+        let (file, weights) = match load {
+            Load::Weights => origin.open_with(Made::Random(threads), |gguf, hyper| {
+                Weights::load(gguf, hyper, backend.as_ref(), threads)
+            })?,
+            Load::Zeros => {
+                origin.open_with(Made::Zeros, |gguf, hyper| Weights::empty(gguf, hyper, backend.as_ref()))?
+            }
+        };
         let options = args.gpu_options(file.hyper.context)?;
         let store = session::open_store(ui);
         let identities = Identities::new(&machine(backend.as_ref()), &Policy::default());
         let deterministic = args.deterministic();
-        let tune_command = args.tune_command(model);
+        let tune_command = args.tune_command(name);
         let mut session = GpuSession {
             device,
             backend,
+            origin,
             file,
             weights,
             options,
@@ -120,6 +156,13 @@ impl GpuSession {
     pub fn not_legal(&self, route: Route) -> Result<Option<String>> {
         let (space, chosen) = self.space()?;
         Ok(space.violated(&chosen.with("PATH", route.name())))
+    }
+
+    /// What is chosen for the step as an item of a worklist.
+    pub fn chosen(&self, work: &Work) -> Result<Chosen> {
+        let space = work.space(&self.machine());
+        let chosen = self.choose(&work.shape, &space)?;
+        Ok(chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" }))
     }
 
     fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {

@@ -288,6 +288,33 @@ fn shapes_need_no_file() {
     assert_eq!(unknown.status.code(), Some(2));
 }
 
+/// The step of a model without a file, of random weights that parent and worker make alike.
+#[test]
+fn shapes_are_tuned_on_the_host_executor() {
+    if !host_executor() {
+        return;
+    }
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let args = ["tune", "--shapes", "tiny", "--device", "host", "--context", "32", "--json"];
+    let list = report(&command(home.path(), &[&args[..], &["--list"]].concat()).output().unwrap());
+    assert_eq!((&list[0]["op"], &list[0]["tier"]), (&"decode".into(), &"default".into()), "{list}");
+    let output = command(home.path(), &[&args[..], &["--budget", "15s"]].concat()).output().unwrap();
+    let told = report(&output);
+    assert!(told["rows"][0].get("error").is_none() && told["measured"] == 1, "{told} {}", text(&output.stderr));
+    assert!(told["name"].as_str().unwrap().starts_with("tiny shapes on "), "{told}");
+    // A file of the same shape runs with it.
+    let model = home.path().join("tiny.gguf");
+    let file = model.to_str().unwrap();
+    let written = command(home.path(), &["dev", "write-model", "--shapes", "tiny", "--types", "q4_1", file]);
+    assert!({ written }.output().unwrap().status.success());
+    let args = ["tune", file, "--device", "host", "--context", "32", "--json", "--list"];
+    let list = report(&command(home.path(), &args).output().unwrap());
+    assert_eq!(list[0]["config"], told["rows"][0]["choice"], "{list}");
+    assert_eq!(list[0]["tier"], "tuned", "{list}");
+    assert_eq!(list[0]["shape"], told["rows"][0]["shape"], "{list}");
+}
+
 /// Whether this machine can run GPU kernels on its processor; says why not.
 fn host_executor() -> bool {
     let compiler = Command::new(std::env::var("CXX").unwrap_or("c++".into())).arg("--version").output();

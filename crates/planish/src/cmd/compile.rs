@@ -9,7 +9,7 @@ use clap::Args;
 use planish_device::cuda::nvrtc::{Nvrtc, Resources};
 use planish_device::{Source, recorder};
 use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
-use planish_engine::model::ModelFile;
+use planish_engine::model::{Made, Origin};
 use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
@@ -29,8 +29,11 @@ use crate::{Outcome, interrupt, report};
 #[derive(Args)]
 pub struct CompileArgs {
     /// Presets, cached models, OWNER/REPO[:FILE], or paths of GGUF files
-    #[arg(required = true)]
+    #[arg(required_unless_present = "shapes")]
     models: Vec<String>,
+    /// Compile for the shapes of a well-known model, which needs no file; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = super::tune::shape_names())]
+    shapes: Vec<String>,
     /// Architecture of the card
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
@@ -50,8 +53,11 @@ pub fn run(args: &CompileArgs, ui: Ui) -> Result<Outcome> {
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let nvrtc = Nvrtc::find(cache)?;
     let mut jobs = BTreeMap::new();
-    for model in &args.models {
-        programs(model, args, ui, &mut jobs)?;
+    for name in &args.models {
+        programs((name, Origin::File(session::resolve(name, ui)?)), args, &mut jobs)?;
+    }
+    for name in &args.shapes {
+        programs((name, Origin::Shapes(name.clone())), args, &mut jobs)?;
     }
     let (total, spinner) = (jobs.len(), ui.spinner(&format!("compiling {} programs for {}", jobs.len(), args.arch)));
     let (jobs, done) = (Mutex::new(jobs.into_values()), Mutex::new(Vec::new()));
@@ -96,7 +102,7 @@ fn row(model: &str, k: &Resources) -> [String; 6] {
 }
 
 /// Adds the distinct programs of a model, on every path that its configuration can take: the default, or a pinned one.
-fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String, Job>) -> Result<()> {
+fn programs((model, origin): (&String, Origin), args: &CompileArgs, jobs: &mut BTreeMap<String, Job>) -> Result<()> {
     if args.session.place().device.is_some() {
         return Err(anyhow!("compile needs no device")).hint("leave --device out; --arch says for which card");
     }
@@ -111,8 +117,7 @@ fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String,
     };
     let card = record::card(&args.arch);
     let machine = Machine { backend: &card, isa: Isa::Portable };
-    let path = session::resolve(model, ui)?;
-    let (file, weights) = ModelFile::open_with(&path, |gguf, hyper| Weights::empty(gguf, hyper, &card))?;
+    let (file, weights) = origin.open_with(Made::Zeros, |gguf, hyper| Weights::empty(gguf, hyper, &card))?;
     let options = args.session.gpu_options(file.hyper.context)?;
     for route in options.route.map_or(Route::ALL.to_vec(), |r| vec![r]) {
         let options = Options { route: Some(route), sampled: true, ..options };
@@ -124,7 +129,7 @@ fn programs(model: &str, args: &CompileArgs, ui: Ui, jobs: &mut BTreeMap<String,
         for source in launches.filter_map(|l| recorder::source(&l.program)) {
             let Source::Text { text, constants, threads, .. } = source else { continue };
             let key = format!("{threads} {constants:?} {text}");
-            jobs.entry(key).or_insert_with(|| Job { model: model.to_owned(), source: source.clone() });
+            jobs.entry(key).or_insert_with(|| Job { model: model.clone(), source: source.clone() });
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use planish_device::Cpu;
 use planish_engine::accept::{self, Effort};
 use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
-use planish_engine::plan::{Choices, Defaults, Entry, Replanned};
+use planish_engine::plan::{Choices, Chosen, Defaults, Entry, Replanned};
 use planish_engine::probes;
 use planish_engine::shapes;
 use planish_engine::text::{Special, Tokenizer};
@@ -32,6 +32,7 @@ use self::bought::{Bought, EndToEnd};
 use self::spaces::{Recording, SpaceArgs};
 use self::watch::Progress;
 use crate::device::Device;
+use crate::gpu::Named;
 use crate::page::{self, Files};
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
@@ -81,7 +82,7 @@ pub struct TuneArgs {
     session: SessionArgs,
 }
 
-fn shape_names() -> PossibleValuesParser {
+pub(super) fn shape_names() -> PossibleValuesParser {
     PossibleValuesParser::new(shapes::PRESETS.iter().map(|p| p.name))
 }
 
@@ -184,58 +185,74 @@ pub fn run(args: &TuneArgs, ui: Ui) -> Result<Outcome> {
     if !args.kernels.is_empty() {
         return kernels::run(&args.kernels, &args.session, &request);
     }
-    if args.session.place().device() != Device::Cpu && args.shapes.is_none() && !args.list {
-        return step::run(&args.model, &args.session, &request);
+    if args.session.place().device() != Device::Cpu {
+        let named = args.shapes.as_deref().map_or(Named::Model(&args.model), Named::Shapes);
+        return if args.list {
+            step::list(named, &args.session, ui)
+        } else {
+            step::run(named, &args.session, &request)
+        };
     }
     args.session.place().must_be_cpu()?;
-    let (bought, report) = match &args.shapes {
-        Some(name) => {
-            let shape = shapes::preset(name)?;
-            let (cpu, isa) = args.session.hardware()?;
-            let machine = Machine { backend: &cpu, isa };
-            let mut store = session::open_store(ui);
-            let identities = Identities::new(&machine, &Policy::default());
-            let (snapshot, mode, deterministic) = (store.snapshot(), &Mode::Stored, args.session.deterministic());
-            let choices = StoreChoices { snapshot, identities: &identities, mode, deterministic };
-            let plans = shape.plans(machine, args.session.options(shape.context()), &choices)?;
-            let (decode, prefill, model_bytes) = (plans.decode, plans.prefill, plans.model_bytes);
-            let identities = &identities;
-            let ground = Ground { cpu: &cpu, isa, identities, decode, prefill, model_bytes, deterministic };
-            if args.list {
-                let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
-                return bought::list(&worklist(&plans, nominal(&cpu)), plans, ui);
-            }
-            let bought = tune_kernels(&ground, &request, budget, &mut store)?.named(&format!("{name} shapes"));
-            let known = Known { machine, identities, store: &store, digest: String::new() };
-            let report = request.report(&bought, &known)?;
-            (bought, report)
-        }
-        None => {
-            let mut session = Session::open(&args.model, &args.session, ui)?;
-            if let Some(recording) = &request.recording {
-                let (decode, prefill) = plans(&session)?;
-                let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
-                let model_bytes = session.model.file.gguf.bytes().len() as u64;
-                let deterministic = session.deterministic;
-                let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes, deterministic };
-                let mut progress = Progress::new(ui, true, ground.works(nominal(ground.cpu)).len(), budget);
-                return with_setting(&ground, &request, budget, &mut progress, |works, setting, progress| {
-                    recording.run(works, setting, progress, ui)
-                });
-            }
-            if args.list {
-                let (decode, prefill) = plans(&session)?;
-                let plans: [&[Entry]; 2] = [&decode, &prefill];
-                return bought::list(&worklist(&plans, nominal(&session.cpu)), plans, ui);
-            }
-            let bought = tune_model(&mut session, &request)?;
-            let digest = session.decoder()?.frozen().digest().to_owned();
-            let (machine, identities, store) = (session.machine(), &session.identities, &session.store);
-            let report = request.report(&bought, &Known { machine, identities, store, digest })?;
-            (bought, report)
-        }
-    };
+    match &args.shapes {
+        Some(name) => on_shapes(name, args, &request),
+        None => on_model(args, &request),
+    }
+}
+
+/// The kernels of a well-known model, without one.
+fn on_shapes(name: &str, args: &TuneArgs, request: &Request) -> Result<Outcome> {
+    let shape = shapes::preset(name)?;
+    let (cpu, isa) = args.session.hardware()?;
+    let machine = Machine { backend: &cpu, isa };
+    let mut store = session::open_store(request.ui);
+    let identities = &Identities::new(&machine, &Policy::default());
+    let (snapshot, mode, deterministic) = (store.snapshot(), &Mode::Stored, args.session.deterministic());
+    let choices = StoreChoices { snapshot, identities, mode, deterministic };
+    let plans = shape.plans(machine, args.session.options(shape.context()), &choices)?;
+    let (decode, prefill, model_bytes) = (plans.decode, plans.prefill, plans.model_bytes);
+    let ground = Ground { cpu: &cpu, isa, identities, decode, prefill, model_bytes, deterministic };
+    if args.list {
+        let plans: [&[Entry]; 2] = [&ground.decode, &ground.prefill];
+        return bought::list(&chosen(&worklist(&plans, nominal(&cpu)), plans), request.ui);
+    }
+    let bought = tune_kernels(&ground, request, request.budget, &mut store)?.named(&format!("{name} shapes"));
+    let known = Known { machine, identities, store: &store, digest: String::new() };
+    request.conclude(&bought, request.report(&bought, &known)?)
+}
+
+/// The kernels of a model, and then the model as a whole.
+fn on_model(args: &TuneArgs, request: &Request) -> Result<Outcome> {
+    let ui = request.ui;
+    let mut session = Session::open(&args.model, &args.session, ui)?;
+    if let Some(recording) = &request.recording {
+        let (decode, prefill) = plans(&session)?;
+        let (cpu, isa, identities) = (&session.cpu, session.isa, &session.identities);
+        let model_bytes = session.model.file.gguf.bytes().len() as u64;
+        let deterministic = session.deterministic;
+        let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes, deterministic };
+        let mut progress = Progress::new(ui, true, ground.works(nominal(ground.cpu)).len(), request.budget);
+        return with_setting(&ground, request, request.budget, &mut progress, |works, setting, progress| {
+            recording.run(works, setting, progress, ui)
+        });
+    }
+    if args.list {
+        let (decode, prefill) = plans(&session)?;
+        let plans: [&[Entry]; 2] = [&decode, &prefill];
+        return bought::list(&chosen(&worklist(&plans, nominal(&session.cpu)), plans), ui);
+    }
+    let bought = tune_model(&mut session, request)?;
+    let digest = session.decoder()?.frozen().digest().to_owned();
+    let (machine, identities, store) = (session.machine(), &session.identities, &session.store);
+    let report = request.report(&bought, &Known { machine, identities, store, digest })?;
     request.conclude(&bought, report)
+}
+
+/// The items of a worklist with what the plans, which it was made from, run them with.
+fn chosen<'p>(works: &'p [Work], plans: [&'p [Entry]; 2]) -> Vec<(&'p Work, &'p Chosen)> {
+    let same = |w: &Work, e: &Entry| e.op.name == w.op.name && e.shape == w.shape;
+    let entry = |w: &'p Work| Some((w, &plans.into_iter().flatten().find(|e| same(w, e))?.chosen));
+    works.iter().filter_map(entry).collect()
 }
 
 /// Tunes the kernels of an open model with little talk; the table of what that bought.

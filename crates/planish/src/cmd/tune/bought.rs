@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use planish_engine::accept::{BreakEven, Gain, Report};
 use planish_engine::identity::Identities;
-use planish_engine::plan::Entry;
+use planish_engine::plan::Chosen;
 use planish_engine::tuning::{self, Done, Fate, Work};
 use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{Choice, Ratio, State, Store};
@@ -303,23 +303,20 @@ pub fn short(op: &str, shape: &Shape) -> String {
     format!("{op} {}/{} heads {}{batch}", field("heads"), field("kv_heads"), field("head_dim"))
 }
 
-/// Prints the worklist: what would be tuned, its share of a step, and what it runs with now.
-pub fn list(works: &[Work], plans: [&[Entry]; 2], ui: Ui) -> anyhow::Result<Outcome> {
-    let entry = |w: &Work| plans.into_iter().flatten().find(|e| e.op.name == w.op.name && e.shape == w.shape);
-    let chosen =
-        |w: &Work| entry(w).map_or(("default", String::new()), |e| (e.chosen.tier, e.chosen.config.to_string()));
+/// Prints a worklist: what would be tuned, its share of a step, and what it runs with now.
+pub fn list(works: &[(&Work, &Chosen)], ui: Ui) -> anyhow::Result<Outcome> {
     if ui.json {
-        let item = |w: &Work| {
-            let (tier, config) = (chosen(w).0, entry(w).map(|e| &e.chosen.config));
+        let item = |(w, chosen): &(&Work, &Chosen)| {
+            let (tier, config) = (chosen.tier, &chosen.config);
             json!({ "op": w.op.name, "shape": w.shape, "share": w.share, "uses": w.uses, "tier": tier, "config": config })
         };
         report::print_json(&works.iter().map(item).collect::<Vec<_>>())?;
         return Ok(Outcome::Done);
     }
-    let row = |w: &Work| {
-        let (tier, config) = chosen(w);
+    let row = |(w, chosen): &(&Work, &Chosen)| {
         let share = format!("{:.1}%", 100.0 * w.share);
-        [short(w.op.name, &w.shape), w.uses.to_string(), share, tier.to_owned(), config]
+        let (tier, config) = (chosen.tier.to_owned(), chosen.config.to_string());
+        [short(w.op.name, &w.shape), w.uses.to_string(), share, tier, config]
     };
     let rows: Vec<_> = works.iter().map(row).collect();
     report::print(&report::table(["kernel", "uses", "share", "tier", "configuration"], &rows))?;

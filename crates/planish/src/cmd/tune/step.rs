@@ -1,4 +1,5 @@
-//! `planish tune MODEL --device cuda`: the whole step of a model on a GPU, its path and its grid, as tokens a second.
+//! `planish tune MODEL --device cuda`, or `--shapes NAME`: the whole step of a model on a GPU, its path and its grid, as
+//! tokens a second.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -8,17 +9,19 @@ use anyhow::{Result, anyhow};
 use planish_engine::gpu::{self, decoder};
 use planish_engine::gpu_step::{StepSpec, floor};
 use planish_engine::identity::Identities;
+use planish_engine::model::Origin;
 use planish_engine::tuning::{self, Done, Fate, Setting, Step, Work};
 use planish_kernels::subject;
 use planish_tune::{Config, Policy, WallClock};
 
-use super::bought::Bought;
+use super::bought::{self, Bought};
 use super::watch::Progress;
 use super::{Known, Request, Talk};
 use crate::device::Device;
-use crate::gpu::GpuSession;
+use crate::gpu::{GpuSession, Load, Named};
 use crate::hint::WithHint;
 use crate::session::{self, SessionArgs};
+use crate::ui::Ui;
 use crate::workbench::{self, worker};
 use crate::{Outcome, interrupt};
 
@@ -29,14 +32,26 @@ const DEPTH: (usize, usize) = (512, 64);
 /// The same on the host executor, which proves and does not measure.
 const DEPTH_HOST: (usize, usize) = (3, 2);
 
+/// Prints the step as an item of a worklist, and what it runs with now.
+pub(super) fn list(named: Named<'_>, args: &SessionArgs, ui: Ui) -> Result<Outcome> {
+    let session = GpuSession::open_as(named, Load::Zeros, args, ui)?;
+    let works = [work(&session, args)?];
+    let chosen = works.iter().map(|w| session.chosen(w)).collect::<Result<Vec<_>>>()?;
+    bought::list(&works.iter().zip(&chosen).collect::<Vec<_>>(), ui)
+}
+
 /// Tunes the step, keeps what is found, and prints what it bought.
-pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<Outcome> {
+pub(super) fn run(named: Named<'_>, args: &SessionArgs, request: &Request) -> Result<Outcome> {
     let start = Instant::now();
     if let Some(path) = args.place().path {
         let error = anyhow!("--path {}: tuning chooses the path", path.name());
         return Err(error).hint("leave --path out; run, chat, bench and verify take it");
     }
-    let session = GpuSession::open(model, args, request.ui)?;
+    let session = GpuSession::open_as(named, Load::Weights, args, request.ui)?;
+    let name = match named {
+        Named::Model(_) => session.label().to_owned(),
+        Named::Shapes(_) => format!("{} on {}", session.origin, session.label()),
+    };
     let machine = session.machine();
     let identities = Identities::new(&machine, &Policy::default());
     let mut store = session::open_store(request.ui);
@@ -46,7 +61,7 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
         && let Some(choice) = tuning::settled(&works[0], machine, &identities, &store)
     {
         let done = vec![Done { work: works[0].clone(), fate: Fate::Known(Box::new(choice)) }];
-        let bought = Bought::new(done, machine, &identities, &store).named(session.label());
+        let bought = Bought::new(done, machine, &identities, &store).named(&name);
         request.ui.note(&bought.nothing_to_measure());
         let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
         return request.conclude(&bought, request.report(&bought, &known)?);
@@ -63,7 +78,7 @@ pub(super) fn run(model: &str, args: &SessionArgs, request: &Request) -> Result<
     }
     let done = tuning::run(&works, &setting, &mut store, &mut progress)?;
     progress.finish();
-    let mut bought = Bought::new(done, machine, &identities, &store).named(session.label());
+    let mut bought = Bought::new(done, machine, &identities, &store).named(&name);
     bought.seconds = start.elapsed().as_secs_f64();
     let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
     request.conclude(&bought, request.report(&bought, &known)?)
@@ -79,7 +94,12 @@ fn compile(spec: &StepSpec, configs: &[Config]) {
     let start = |config: &Config| {
         let values: Vec<String> = config.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut command = Command::new(&program);
-        command.arg("compile").arg(&spec.model).args(["--context", &spec.context.to_string()]);
+        command.arg("compile");
+        match &spec.model {
+            Origin::File(path) => command.arg(path),
+            Origin::Shapes(name) => command.args(["--shapes", name]),
+        };
+        command.args(["--context", &spec.context.to_string()]);
         command.args(["--activations", spec.activations.name(), "--threads", "1", "--quiet"]);
         command.args(["--pin", &format!("{}={}", gpu::OP, values.join(","))]);
         command.args(config.name(PATH).iter().flat_map(|path| ["--path", *path]));
@@ -118,7 +138,7 @@ pub fn work(session: &GpuSession, args: &SessionArgs) -> Result<Work> {
     let depth = depth.min(options.context.saturating_sub(tokens + 1));
     let spec = StepSpec {
         device: session.device.to_string(),
-        model: session.file.path.clone(),
+        model: session.origin.clone(),
         context: options.context,
         activations: options.activations,
         depth,
