@@ -6,6 +6,7 @@
 mod bandwidth;
 mod driver;
 mod graph;
+mod library;
 pub mod nvrtc;
 mod sequence;
 

@@ -11,20 +11,21 @@ use libloading::Library;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::library::{self, Wanted};
 use crate::backend::Source;
 use crate::dialect;
 use crate::error::{Error, ErrorKind};
 
-/// Where to look: the library itself, or a folder that a wheel was installed to or a virtual environment.
-const PLACE: &str = "PLANISH_NVRTC";
-/// Names that the loader may know, newest first.
-const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-/// Folders of the toolkit, and of the wheels below `site-packages`.
-const FOLDERS: [&str; 3] = ["lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+/// Where to look.
+const WANTED: Wanted = Wanted {
+    what: "NVRTC",
+    place: "PLANISH_NVRTC",
+    names: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    folders: &["lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+    wheel: "nvidia-cuda-nvrtc-cu12",
+};
 /// The library's code for errors in the text.
 const ERROR_COMPILATION: c_int = 6;
-/// Where the toolkit usually is.
-const TOOLKIT: &str = "/usr/local/cuda";
 
 /// What the assembler says of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,29 +114,12 @@ impl Nvrtc {
     /// environment or of the toolkit; an error that says where it looked when there is none.
     /// Results are kept in folder `cache`.
     pub fn find(cache: PathBuf) -> Result<Nvrtc, Error> {
-        let wanted = std::env::var_os(PLACE).filter(|p| !p.is_empty()).map(PathBuf::from);
-        let active = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
-        let candidates = match &wanted {
-            Some(place) => inside(place),
-            None => {
-                let places = active.iter().map(PathBuf::as_path).chain([Path::new(TOOLKIT)]);
-                NAMES.iter().map(PathBuf::from).chain(places.flat_map(inside)).collect()
-            }
-        };
-        if let Some(found) = candidates.iter().find_map(|path| Nvrtc::open(path, &cache).ok()) {
-            return Ok(found);
-        }
-        let tried: Vec<_> = candidates.iter().map(|p| p.display().to_string()).collect();
-        let tried = if tried.is_empty() { "it has no library".into() } else { format!("none of {}", tried.join(", ")) };
-        let place = wanted.map_or_else(|| "the loader's folders".to_owned(), |p| format!("{PLACE}={}", p.display()));
-        Err(Error::new(ErrorKind::Unavailable, format!("no NVRTC in {place}: {tried}"))
-            .with_hint(format!("python3 -m pip install --target DIR nvidia-cuda-nvrtc-cu12, and {PLACE}=DIR")))
+        WANTED.find(|path| Nvrtc::open(path, &cache))
     }
 
     fn open(path: &Path, cache: &Path) -> Result<Nvrtc, libloading::Error> {
         // SAFETY: NVRTC may be opened at any time and has no requirements of its loader.
-        let library: &'static Library = Box::leak(Box::new(unsafe { Library::new(path) }?));
-        let api = Api::of(library)?;
+        let api = Api::of(unsafe { library::open(path) }?)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two places for two numbers.
         unsafe { (api.version)(&raw mut major, &raw mut minor) };
@@ -270,21 +254,6 @@ fn failed(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::Build, format!("{name} does not compile: {why}"))
 }
 
-/// Libraries in `place`: itself, or in the folders of a wheel below it or below its `site-packages`.
-fn inside(place: &Path) -> Vec<PathBuf> {
-    if place.is_file() {
-        return vec![place.to_owned()];
-    }
-    let mut folders = vec![place.to_owned()];
-    let pythons = fs::read_dir(place.join("lib")).into_iter().flatten().flatten();
-    let sites: Vec<PathBuf> = pythons.map(|python| python.path().join("site-packages")).collect();
-    for root in std::iter::once(place).chain(sites.iter().map(PathBuf::as_path)) {
-        folders.extend(FOLDERS.iter().map(|w| root.join(w)));
-    }
-    let named = |folder: &PathBuf| NAMES.map(|name| folder.join(name));
-    folders.iter().flat_map(named).filter(|path| path.is_file()).collect()
-}
-
 /// The assembler's report: a kernel's name, then its memory, then its registers.
 fn resources(log: &str) -> Vec<Resources> {
     let mut kernels: Vec<Resources> = Vec::new();
@@ -371,20 +340,5 @@ mod tests {
         fs::write(&path, &whole[..whole.len() - 1]).expect("written");
         assert!(load(&path).is_none(), "a cut file is a miss");
         fs::remove_dir_all(folder).expect("removed");
-    }
-
-    #[test]
-    fn a_wheel_is_found_in_a_target_folder_and_in_an_environment() {
-        let root = std::env::temp_dir().join(format!("planish-wheel-{}", std::process::id()));
-        let target = root.join("nvidia/cuda_nvrtc/lib");
-        let venv = root.join("lib/python3.12/site-packages/nvidia/cu13/lib");
-        for (folder, name) in [(&target, "libnvrtc.so.12"), (&venv, "libnvrtc.so.13")] {
-            fs::create_dir_all(folder).expect("made");
-            fs::write(folder.join(name), "").expect("written");
-        }
-        assert_eq!(inside(&root), [target.join("libnvrtc.so.12"), venv.join("libnvrtc.so.13")]);
-        assert_eq!(inside(&target.join("libnvrtc.so.12")), [target.join("libnvrtc.so.12")]);
-        assert_eq!(inside(&root.join("none")), Vec::<PathBuf>::new());
-        fs::remove_dir_all(root).expect("removed");
     }
 }
