@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
+use crate::vendor::VendorProduct;
 
 /// What a configuration must fit in, and the ceilings that percentages refer to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -132,6 +133,8 @@ pub enum Source {
         /// Threads of the groups it will be launched with: a compiler gives a thread as many registers as these leave.
         threads: u32,
     },
+    /// A product of matrices that the library of the machine's vendor makes, where there is one.
+    Vendor(VendorProduct),
 }
 
 /// A loaded program; cheap to clone.
@@ -301,6 +304,11 @@ pub trait Backend: Send + Sync {
     fn resident(&self, _program: &Program, _threads: u32, _shared_bytes: u32) -> Option<u32> {
         None
     }
+    /// The vendor's library that makes products of matrices, as name and version; an error that says why there is none.
+    fn library(&self) -> Result<String, Error> {
+        let message = format!("{}: this machine has no library of its vendor's", self.limits().backend);
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
     /// Checks the launches and records them in order.
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error>;
     /// The same for a sequence that will run very often: handed over as a whole where the machine has a way to do that,
@@ -333,6 +341,11 @@ pub fn without_views(launch: &Launch) -> Result<(), Error> {
             Err(Error::new(ErrorKind::BadLaunch, format!("{}: {n} views, this machine has none", launch.program.name)))
         }
     }
+}
+
+/// Refuses a product of the vendor's library, for machines that have none.
+pub fn no_library(product: &VendorProduct, machine: &str) -> Error {
+    Error::new(ErrorKind::Build, format!("a product of {product}: {machine} has no library that makes it"))
 }
 
 /// The error for a program or sequence that another backend made.

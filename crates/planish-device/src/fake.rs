@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::backend::{
     Backend, Call, Identity, Launch, Limits, Native, Program, Sequence, Source, Stamp, Stamps, Timing, Token, foreign,
-    without_views,
+    no_library, without_views,
 };
 use crate::cpu::pages::{Adopted, Region};
 use crate::cpu::{copy_in, copy_out, new_owner, panic_text, raw};
@@ -503,6 +503,7 @@ impl Backend for Fake {
         let (name, run) = match source {
             Source::Native { name, run } => (*name, Some(*run)),
             Source::Text { name, .. } => (name.as_str(), state.script.texts.get(name).copied()),
+            Source::Vendor(product) => return Err(no_library(product, "the fake")),
         };
         if state.script.faults.iter().any(|f| matches!(f, Fault::Build(program) if program == name)) {
             return Err(Error::new(ErrorKind::Build, format!("{name}: the script says that it does not build")));

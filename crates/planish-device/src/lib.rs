@@ -13,6 +13,7 @@ pub mod host;
 pub mod memory;
 pub mod recorder;
 pub mod system;
+pub mod vendor;
 
 pub use backend::{
     Backend, Call, Footprint, Identity, Launch, Limits, Native, Params, Plain, Program, Sequence, Source, Stamp,
@@ -25,3 +26,4 @@ pub use fake::Fake;
 pub use host::{Host, HostOptions};
 pub use memory::{Buffer, HostBytes, Init, Memory, RawSlice, Slice};
 pub use recorder::Recorder;
+pub use vendor::{Float, VendorProduct};

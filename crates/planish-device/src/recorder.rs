@@ -18,6 +18,7 @@ pub struct Recorder {
     owner: u64,
     limits: Limits,
     identity: Identity,
+    library: Option<String>,
 }
 
 struct Unbacked {
@@ -45,12 +46,18 @@ impl Recorder {
     pub fn new(limits: Limits) -> Recorder {
         let facts = BTreeMap::from([("vendor".to_owned(), "recorder".to_owned())]);
         let identity = Identity { silicon: facts.clone(), toolchain: facts, label: "recorder".into() };
-        Recorder { owner: new_owner(), limits, identity }
+        Recorder { owner: new_owner(), limits, identity, library: None }
     }
 
     /// The same machine with one more fact of its silicon.
     pub fn with_fact(mut self, name: &str, value: &str) -> Recorder {
         self.identity.silicon.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The same machine with a library of its vendor's, by name and version.
+    pub fn with_library(mut self, library: &str) -> Recorder {
+        self.library = Some(library.to_owned());
         self
     }
 
@@ -98,8 +105,13 @@ impl Backend for Recorder {
         let name = match source {
             Source::Native { name, .. } => (*name).into(),
             Source::Text { name, .. } => name.as_str().into(),
+            Source::Vendor(_) => "product".into(),
         };
         Ok(Program { name, inner: Arc::new(source.clone()) })
+    }
+
+    fn library(&self) -> Result<String, Error> {
+        self.library.clone().ok_or_else(|| Error::new(ErrorKind::Unavailable, "the recorder was given no library"))
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {

@@ -9,7 +9,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use planish_device::{
-    Backend, Cuda, CudaOptions, Error, ErrorKind, Init, Launch, Params, Program, Sequence, Slice, Source, Token,
+    Backend, Cuda, CudaOptions, Error, ErrorKind, Float, Init, Launch, Params, Program, Sequence, Slice, Source, Token,
+    VendorProduct,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -113,6 +114,142 @@ fn a_graph_gives_what_its_launches_give() {
         want = [11, 13].iter().fold(want, |y, a| y.wrapping_mul(*a).wrapping_add(42));
     }
     assert_eq!(results[0][42], want);
+}
+
+/// A product of whole numbers, of which every type holds every sum.
+struct Product {
+    of: VendorProduct,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+}
+
+impl Product {
+    fn new(sizes: [usize; 3], turned: [bool; 2], (io, out): (Float, Float)) -> Product {
+        let [m, n, k] = sizes;
+        let values = |len: usize, by: usize| (0..len).map(|i| (i * by % 7 % 3) as f32 - 1.0).collect::<Vec<f32>>();
+        Product {
+            of: VendorProduct { sizes, turned, io, out },
+            a: values(m * k, 5),
+            b: values(n * k, 3),
+            c: values(m * n, 2),
+        }
+    }
+
+    /// α A Bᵀ + β C.
+    fn result(&self, alpha: f32, beta: f32) -> Vec<f32> {
+        let ([m, n, k], [turned_a, turned_b]) = (self.of.sizes, self.of.turned);
+        let at_a = |row: usize, i: usize| self.a[if turned_a { i * m + row } else { row * k + i }];
+        let at_b = |column: usize, i: usize| self.b[if turned_b { i * n + column } else { column * k + i }];
+        let sum = |at: usize| (0..k).fold(0.0, |sum, i| sum + at_a(at / n, i) * at_b(at % n, i));
+        (0..m * n).map(|at| alpha * sum(at) + beta * self.c[at]).collect()
+    }
+
+    /// A, B and C on the card.
+    fn memory(&self, cuda: &Cuda) -> [Slice; 3] {
+        let place = |values: &[f32], ty| {
+            let bytes = bytes(values, ty);
+            let slice = cuda.alloc(bytes.len(), Init::Zero).expect("memory").all();
+            cuda.write(&slice, &bytes).expect("written");
+            slice
+        };
+        [place(&self.a, self.of.io), place(&self.b, self.of.io), place(&self.c, self.of.out)]
+    }
+
+    fn launch(&self, cuda: &Cuda, args: &[&Slice], scales: [f32; 2]) -> Launch {
+        let program = cuda.load(&Source::Vendor(self.of)).expect("an algorithm");
+        launch(&program, args, (1, 1), scales.map(f32::to_bits))
+    }
+}
+
+/// `values`, which f32 or bf16 holds exactly.
+fn bytes(values: &[f32], ty: Float) -> Vec<u8> {
+    let skipped = if ty == Float::F32 { 0 } else { 2 };
+    values.iter().flat_map(|v| v.to_le_bytes().into_iter().skip(skipped)).collect()
+}
+
+/// A card with the library of its vendor's; none where there is no card or no library, which is said.
+fn card_with_library() -> Option<Cuda> {
+    let cuda = card()?;
+    match cuda.library() {
+        Ok(library) => println!("{library}"),
+        Err(e) => drop(writeln!(std::io::stderr(), "tier: vendor's library: skipped: {e}")),
+    }
+    cuda.library().is_ok().then_some(cuda)
+}
+
+#[test]
+fn a_product_of_the_vendors_is_right_by_every_layout_and_type() {
+    let Some(cuda) = card_with_library() else { return };
+    let types = [(Float::F32, Float::F32), (Float::Bf16, Float::F32), (Float::Bf16, Float::Bf16)];
+    for ty in types {
+        for turned in [[false, false], [false, true], [true, true], [true, false]] {
+            for sizes in [[16, 24, 32], [1, 130, 31], [67, 33, 65], [256, 128, 64]] {
+                let product = Product::new(sizes, turned, ty);
+                for [alpha, beta] in [[1.0, 0.0], [-2.0, 1.0]] {
+                    for graph in [false, true] {
+                        let [a, b, c] = product.memory(&cuda);
+                        let launches = [product.launch(&cuda, &[&a, &b, &c], [alpha, beta])];
+                        let sequence = if graph { cuda.record_graph(&launches) } else { cuda.record(&launches) };
+                        run(&cuda, &sequence.expect("recorded"));
+                        let mut got = vec![0; c.len];
+                        cuda.read(&c, &mut got).expect("read");
+                        let want = bytes(&product.result(alpha, beta), ty.1);
+                        assert!(got == want, "{} with {alpha} and {beta}, graph {graph}", product.of);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_the_vendors_stand_between_kernels_in_a_graph() {
+    let Some(cuda) = card_with_library() else { return };
+    let step = program(&cuda, "step", 128);
+    let product = Product::new([96, 64, 64], [false; 2], (Float::F32, Float::F32));
+    let mut results = Vec::new();
+    for graph in [false, true] {
+        let [a, b, c] = product.memory(&cuda);
+        let (aside, d) = (cuda.alloc(4000, Init::Zero).expect("memory").all(), product.memory(&cuda)[2].clone());
+        let add = |y: &Slice| launch(&step, &[y], (48, 128), [(y.len / 4) as u32, 1]);
+        // The second product takes what a kernel made of the result of the first.
+        let launches = [
+            product.launch(&cuda, &[&a, &b, &c], [1.0, 0.0]),
+            Launch { overlap: true, ..add(&aside) },
+            add(&c),
+            product.launch(&cuda, &[&c, &b, &d], [2.0, 1.0]),
+            add(&d),
+        ];
+        let recorded = if graph { cuda.record_graph(&launches) } else { cuda.record(&launches) }.expect("recorded");
+        (0..3).for_each(|_| run(&cuda, &recorded));
+        results.push([words(&cuda, &c), words(&cuda, &d), words(&cuda, &aside)]);
+    }
+    assert_eq!(results[0], results[1]);
+    let first: Vec<u32> = product.result(1.0, 0.0).iter().zip(0..).map(|(v, i)| v.to_bits().wrapping_add(i)).collect();
+    assert_eq!(results[0][0], first, "the first product, and a kernel on it");
+    assert_eq!(results[0][2][42], 3 * 42, "a kernel beside the first product");
+}
+
+#[test]
+fn calls_that_are_no_product_are_refused_with_their_numbers() {
+    let Some(cuda) = card_with_library() else { return };
+    let product = Product::new([16, 24, 32], [false; 2], (Float::F32, Float::F32));
+    let [a, b, c] = product.memory(&cuda);
+    let good = product.launch(&cuda, &[&a, &b, &c], [1.0, 0.0]);
+    let refused = |launch: Launch, why: &str| {
+        let message = cuda.record(&[launch]).err().expect("refused").to_string();
+        assert!(message.contains(why), "{message}");
+    };
+    refused(Launch { overlap: true, ..good.clone() }, "may not overlap");
+    refused(Launch { threads: 32, ..good.clone() }, "3 arguments and 8 bytes");
+    refused(Launch { args: vec![a.clone(), b.clone()], ..good.clone() }, "2 arguments and 8 bytes");
+    refused(Launch { args: vec![b.clone(), a.clone(), c.clone()], ..good.clone() }, "argument 1 has 2048 bytes");
+    let odd = a.buffer.slice(4, a.len - 4).expect("inside");
+    refused(Launch { args: vec![b.clone(), b.clone(), odd], ..good.clone() }, "is no multiple of 16");
+    let empty = Source::Vendor(VendorProduct { sizes: [16, 24, 0], ..product.of });
+    assert!(cuda.load(&empty).err().expect("refused").to_string().contains("is empty"));
+    run(&cuda, &cuda.record(&[good]).expect("a product"));
 }
 
 #[test]

@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backend::{
-    Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Stamps, Timing, Token, foreign, without_views,
+    Backend, Identity, Launch, Limits, Native, Program, Sequence, Source, Stamps, Timing, Token, foreign, no_library,
+    without_views,
 };
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Buffer, HostBytes, Init, RawSlice, Slice};
@@ -271,6 +272,7 @@ impl Backend for Cpu {
                 let message = format!("{name} is kernel text; the cpu backend runs native programs only");
                 Err(Error::new(ErrorKind::Build, message))
             }
+            Source::Vendor(product) => Err(no_library(product, "the cpu backend")),
         }
     }
 

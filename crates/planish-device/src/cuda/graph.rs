@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUlaunchAttributeID as LaunchFact};
 
+use super::cublaslt::Call;
 use super::driver::{Context, Grid, Stream, refused};
 use crate::error::Error;
 
@@ -11,12 +12,18 @@ use crate::error::Error;
 /// number of edges stays linear.
 const EDGES: usize = 4;
 
-/// One kernel of a graph.
+/// What one node of a graph starts.
+pub(super) enum Part<'a> {
+    Kernel(&'a Grid),
+    Call(&'a Call),
+}
+
+/// One launch of a graph.
 pub(super) struct Node<'a> {
     /// For errors.
     pub name: &'a str,
     /// What is launched.
-    pub grid: &'a Grid,
+    pub part: Part<'a>,
     /// It does not wait for the node before it.
     pub overlap: bool,
 }
@@ -45,7 +52,11 @@ impl Graph {
             if !node.overlap && !group.is_empty() {
                 before = template.joined(std::mem::take(&mut group))?;
             }
-            group.push(template.add(node, &before)?);
+            group.push(match node.part {
+                Part::Kernel(grid) => template.kernel(node.name, grid, &before)?,
+                // SAFETY: forwarded.
+                Part::Call(call) => unsafe { template.call(&stream.context, call, &before) }?,
+            });
         }
         let failed = |e| refused(&format!("a graph of {} kernels", nodes.len()), e);
         let mut handle = std::ptr::null_mut();
@@ -88,10 +99,9 @@ impl Template {
         Ok(Template(handle))
     }
 
-    /// The node, after all of `before`.
-    fn add(&self, node: &Node<'_>, before: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, Error> {
-        let grid = node.grid;
-        let failed = |e| refused(node.name, e);
+    /// A kernel, after all of `before`.
+    fn kernel(&self, name: &str, grid: &Grid, before: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, Error> {
+        let failed = |e| refused(name, e);
         let params = sys::CUDA_KERNEL_NODE_PARAMS {
             func: grid.function,
             gridDimX: grid.groups,
@@ -118,6 +128,37 @@ impl Template {
             let code = unsafe { sys::cuGraphKernelNodeSetAttribute(made, which, &raw const together) };
             code.result().map_err(failed)?;
         }
+        Ok(made)
+    }
+
+    /// What a library starts for `call`, as one node after all of `before`.
+    ///
+    /// # Safety
+    /// As for `Graph::new`.
+    unsafe fn call(
+        &self,
+        context: &Arc<Context>,
+        call: &Call,
+        before: &[sys::CUgraphNode],
+    ) -> Result<sys::CUgraphNode, Error> {
+        let failed = |e| refused("what the library starts, as a graph", e);
+        // A stream of its own, since nothing else may come between; relaxed, since the library may load code meanwhile.
+        let stream = Stream::new(context)?;
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives.
+        unsafe { sys::cuStreamBeginCapture_v2(stream.handle, relaxed) }.result().map_err(failed)?;
+        // SAFETY: the caller vouches for what it works on; nothing runs yet.
+        let started = unsafe { call.start(&stream) };
+        let mut part = std::ptr::null_mut();
+        // SAFETY: the stream captures, and a place for the result.
+        let ended = unsafe { sys::cuStreamEndCapture(stream.handle, &raw mut part) };
+        let part = ended.result().map_err(failed).map(|()| Template(part));
+        started?;
+        let (part, mut made) = (part?, std::ptr::null_mut());
+        let to = &raw mut made;
+        // SAFETY: nodes of this graph, and a whole graph, which the driver copies.
+        let code = unsafe { sys::cuGraphAddChildGraphNode(to, self.0, before.as_ptr(), before.len(), part.0) };
+        code.result().map_err(failed)?;
         Ok(made)
     }
 

@@ -4,6 +4,7 @@
 //! Only `peek` uses a stream of its own, so that it does not wait for work.
 
 mod bandwidth;
+mod cublaslt;
 mod driver;
 mod graph;
 mod library;
@@ -23,6 +24,8 @@ use crate::cpu::new_owner;
 use crate::dialect;
 use crate::error::{Error, ErrorKind, Poison};
 use crate::memory::{Buffer, HostBytes, Init, Slice};
+use crate::vendor::VendorProduct;
+use cublaslt::{CublasLt, Vendor, WORKSPACE_BYTES};
 use cudarc::driver::sys::CUfunction_attribute as FunctionFact;
 use driver::{Context, Event, Function, PINNED_BYTES, Pinned, Region, Stream};
 use nvrtc::{Nvrtc, Resources};
@@ -57,6 +60,7 @@ pub struct Cuda {
     timers: Mutex<[Event; 2]>,
     poison: Poison,
     loaded: Mutex<HashMap<Key, Weak<CudaProgram>>>,
+    vendor: Vendor,
 }
 
 /// All that a program is made from: entry point, text, constants, threads.
@@ -114,6 +118,7 @@ impl Cuda {
             timers: Mutex::new([Event::timed(&context)?, Event::timed(&context)?]),
             poison: Poison::default(),
             loaded: Mutex::default(),
+            vendor: Vendor::default(),
             context,
             stream,
             nvrtc,
@@ -164,6 +169,20 @@ impl Cuda {
             arguments: dialect::arguments(text, name).ok_or_else(missing)?,
             views: dialect::views(text, name).ok_or_else(missing)?,
             together: dialect::is_grid(text, name),
+        })
+    }
+
+    /// The vendor's library, opened when it is first asked for.
+    fn vendors(&self) -> Result<&Arc<CublasLt>, Error> {
+        self.vendor.library(&self.context, self.owner)
+    }
+
+    fn product(&self, product: &VendorProduct) -> Result<Program, Error> {
+        self.poison.guard(|| {
+            let library = self.vendors()?;
+            let memory = || self.region(WORKSPACE_BYTES, Init::Zero);
+            let inner = self.vendor.product(library, product, memory)?;
+            Ok(Program { name: library.name().into(), inner })
         })
     }
 
@@ -319,8 +338,14 @@ impl Backend for Cuda {
 
     /// A program that is loaded already is given again: a sequence launches one of them many times.
     fn load(&self, source: &Source) -> Result<Program, Error> {
-        let Source::Text { name, text, constants, threads } = source else {
-            return Err(Error::new(ErrorKind::Build, "a card runs kernel text, not native programs"));
+        let (name, text, constants, threads) = match source {
+            Source::Text { name, text, constants, threads } => (name, text, constants, threads),
+            Source::Vendor(product) => return self.product(product),
+            Source::Native { name, .. } => {
+                let message =
+                    format!("{name} is a native program; a card runs kernel text and products of its vendor's");
+                return Err(Error::new(ErrorKind::Build, message));
+            }
         };
         let shown: Arc<str> = name.as_str().into();
         let key = (name.clone(), text.clone(), constants.clone(), *threads);
@@ -341,6 +366,10 @@ impl Backend for Cuda {
 
     fn resident(&self, program: &Program, threads: u32, shared_bytes: u32) -> Option<u32> {
         self.program(program)?.function.resident(threads, shared_bytes).ok()
+    }
+
+    fn library(&self) -> Result<String, Error> {
+        self.poison.guard(|| self.vendors().map(|library| library.name().to_owned()))
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {

@@ -139,7 +139,7 @@ impl Nvrtc {
     /// Device code of `source` for `arch`, such as `sm_90a`; from the cache where the same was compiled before.
     pub fn compile(&self, arch: &str, source: &Source) -> Result<Cubin, Error> {
         let Source::Text { name, text, constants, threads } = source else {
-            return Err(Error::new(ErrorKind::Build, "NVRTC compiles kernel text, not native programs"));
+            return Err(Error::new(ErrorKind::Build, "NVRTC compiles kernel text and nothing else"));
         };
         if let Some(idle) = constants.keys().find(|key| !text.contains(key.trim_start_matches("SPEC_"))) {
             let message = format!("{name}: constant {idle} does not reach the kernel");

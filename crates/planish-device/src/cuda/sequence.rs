@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUtensorMap;
 
+use super::cublaslt::{ALIGN, Call, Product};
 use super::driver::{Arguments, Grid, Stream, encode};
-use super::graph::{Graph, Node};
+use super::graph::{Graph, Node, Part};
 use super::{Cuda, CudaProgram};
 use crate::backend::{Launch, View};
 use crate::error::{Error, ErrorKind};
@@ -23,16 +24,25 @@ pub(super) struct CudaSequence {
 /// A launch as the driver takes it, and what keeps it alive.
 pub(super) struct Recorded {
     launch: Launch,
-    _program: Arc<CudaProgram>,
-    grid: Grid,
+    work: Work,
+}
+
+/// What a launch starts.
+enum Work {
+    Kernel { grid: Grid, _program: Arc<CudaProgram> },
+    Call(Call),
 }
 
 impl CudaSequence {
     /// The launches in order, as a graph uploaded by way of `graph` where one is given.
     pub fn new(owner: u64, launches: Vec<Recorded>, graph: Option<&Stream>) -> Result<CudaSequence, Error> {
         fn node(recorded: &Recorded) -> Node<'_> {
-            let Recorded { launch, grid, .. } = recorded;
-            Node { name: &launch.program.name, grid, overlap: launch.overlap }
+            let Recorded { launch, work } = recorded;
+            let part = match work {
+                Work::Kernel { grid, .. } => Part::Kernel(grid),
+                Work::Call(call) => Part::Call(call),
+            };
+            Node { name: &launch.program.name, part, overlap: launch.overlap }
         }
         let nodes: Vec<Node<'_>> = launches.iter().map(node).collect();
         // SAFETY: the launches keep programs and memory alive, and the sequence keeps both together.
@@ -48,10 +58,15 @@ impl CudaSequence {
             // SAFETY: as for `new`.
             return unsafe { graph.launch(stream) };
         }
-        for Recorded { launch, grid, .. } in &self.launches {
-            // SAFETY: arguments of the number that the kernel declares, checked at `record`: addresses of slices that the
-            // launch keeps alive, then a block of the largest size that a kernel may declare. The driver copies all.
-            unsafe { stream.launch(&launch.program.name, grid) }?;
+        for Recorded { launch, work } in &self.launches {
+            match work {
+                // SAFETY: arguments of the number that the kernel declares, checked at `record`: addresses of slices that
+                // the launch keeps alive, then a block of the largest size that a kernel may declare. The driver copies
+                // all.
+                Work::Kernel { grid, .. } => unsafe { stream.launch(&launch.program.name, grid) }?,
+                // SAFETY: places of slices of the right size, checked at `record`, that the launch keeps alive.
+                Work::Call(call) => unsafe { call.start(stream) }?,
+            }
         }
         Ok(())
     }
@@ -62,6 +77,10 @@ impl Cuda {
     pub(super) fn checked(&self, at: usize, launch: &Launch) -> Result<Recorded, Error> {
         let name = &launch.program.name;
         let refuse = |what: String| Error::new(ErrorKind::BadLaunch, format!("launch {at} ({name}): {what}"));
+        if let Ok(product) = launch.program.inner.clone().downcast::<Product>() {
+            let call = self.call(product, launch).map_err(refuse)?;
+            return Ok(Recorded { launch: launch.clone(), work: Work::Call(call) });
+        }
         let program = launch.program.inner.clone().downcast::<CudaProgram>().ok().filter(|p| p.owner == self.owner);
         let program = program.ok_or_else(|| refuse("the program was made by another backend".into()))?;
         self.legal(&program, launch).map_err(refuse)?;
@@ -80,7 +99,37 @@ impl Cuda {
             together: program.together,
             arguments: Arguments::new(addresses, padded(launch.params.bytes()), views),
         };
-        Ok(Recorded { launch: launch.clone(), _program: program, grid })
+        Ok(Recorded { launch: launch.clone(), work: Work::Kernel { grid, _program: program } })
+    }
+
+    /// The launch as a call of the vendor's library, or why it is none.
+    fn call(&self, product: Arc<Product>, launch: &Launch) -> Result<Call, String> {
+        if !product.is_of(self.owner) {
+            return Err("the product was made by another backend".into());
+        }
+        if launch.overlap {
+            return Err("it may not overlap: calls of the library share the memory that they work in".into());
+        }
+        let plain = launch.tasks == 1 && launch.threads == 1 && launch.scratch_bytes == 0 && launch.views.is_empty();
+        let words = launch.params.bytes();
+        let (true, [a0, a1, a2, a3, b0, b1, b2, b3], 3) = (plain, words, launch.args.len()) else {
+            let (arguments, bytes) = (launch.args.len(), words.len());
+            return Err(format!(
+                "{arguments} arguments and {bytes} bytes, a product is one task of A, B, C and two words"
+            ));
+        };
+        let mut places = [0; 3];
+        for (i, (slice, bytes)) in launch.args.iter().zip(product.of.bytes()).enumerate() {
+            places[i] = self.address(slice).map_err(|e| format!("argument {i}: {e}"))?;
+            if slice.len < bytes {
+                return Err(format!("argument {i} has {} bytes, a product of {} takes {bytes}", slice.len, product.of));
+            }
+            if !places[i].is_multiple_of(ALIGN) {
+                return Err(format!("argument {i} begins at {:#x}, which is no multiple of {ALIGN}", places[i]));
+            }
+        }
+        let scales = [[*a0, *a1, *a2, *a3], [*b0, *b1, *b2, *b3]].map(f32::from_le_bytes);
+        Ok(Call { product, places, scales })
     }
 
     /// The view as the copy engine takes it; an error where it reaches past its argument.

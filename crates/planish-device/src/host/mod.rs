@@ -302,7 +302,7 @@ impl Backend for Host {
 
     fn load(&self, source: &Source) -> Result<Program, Error> {
         let Source::Text { name, text, constants, .. } = source else {
-            return Err(Error::new(ErrorKind::Build, "the host executor runs kernel text, not native programs"));
+            return Err(Error::new(ErrorKind::Build, "the host executor runs kernel text and nothing else"));
         };
         let mut shapes = BTreeMap::new();
         let mut specs = Vec::new();
