@@ -71,6 +71,9 @@ impl Backend for Telling {
     fn resident(&self, program: &Program, threads: u32, shared_bytes: u32) -> Option<u32> {
         self.inner.resident(program, threads, shared_bytes)
     }
+    fn library(&self) -> Result<String, Error> {
+        self.inner.library()
+    }
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error> {
         self.inner.record(launches)
     }

@@ -69,13 +69,16 @@ pub fn launches(op: &'static GpuOp, shape: &Shape, config: &Config, on: &Recorde
 }
 
 fn recorded(launch: &Launch) -> Result<Recorded, Rejection> {
-    let Some(Source::Text { name, text, constants, .. }) = source(&launch.program) else {
-        return Err(Rejection::Launch(format!("{} is no kernel text", launch.program.name)));
+    let (entry, text, constants) = match source(&launch.program) {
+        Some(Source::Text { name, text, constants, .. }) => (name.clone(), text.clone(), constants.clone()),
+        // What the library is asked for stands for its text.
+        Some(Source::Vendor(product)) => (launch.program.name.to_string(), product.to_string(), BTreeMap::new()),
+        _ => return Err(Rejection::Launch(format!("{} is no kernel text", launch.program.name))),
     };
     Ok(Recorded {
-        entry: name.clone(),
-        text: text.clone(),
-        constants: constants.clone(),
+        entry,
+        text,
+        constants,
         groups: launch.tasks,
         threads: launch.threads,
         shared_bytes: launch.scratch_bytes,

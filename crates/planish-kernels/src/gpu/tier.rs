@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use planish_device::Slice;
-use planish_tune::{Config, Rejection, Space};
+use planish_tune::{Config, Rejection, Space, Value};
 
 use crate::gate::{self, Passed};
 use crate::gpu::GpuOp;
@@ -37,7 +37,7 @@ pub struct Proof {
     pub other_bits: Vec<String>,
 }
 
-/// Sets of `SHAPE_*` constants that are compiled for one op; each is a compilation.
+/// Sets of `SHAPE_*` constants that are compiled for one op, unless it has as many variants; each is a compilation.
 const SHAPE_SETS: usize = 4;
 
 /// Proves `op` on `machine`.
@@ -111,13 +111,17 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
         }
     }
     // Every variant is tried, next after the default.
-    for value in space.params.iter().filter(|p| p.name == "VARIANT").flat_map(|p| &p.values) {
-        let of = |c: &&Config| c.get("VARIANT") == Some(value);
-        if !all.iter().any(|c| of(&c)) {
-            let found = others.iter().filter(of).find(|c| legal(c)).cloned();
-            found.into_iter().for_each(|c| all.insert(1, c));
-        }
+    let variants: Vec<&Value> = space.params.iter().filter(|p| p.name == "VARIANT").flat_map(|p| &p.values).collect();
+    for value in &variants {
+        let of = |c: &Config| c.get("VARIANT") == Some(value);
+        let found = match all.iter().position(of) {
+            Some(0) => None,
+            Some(at) => Some(all.remove(at)),
+            None => others.iter().filter(|c| of(c)).find(|c| legal(c)).cloned(),
+        };
+        found.into_iter().for_each(|c| all.insert(1, c));
     }
+    let sets = SHAPE_SETS.max(variants.len() + 1);
     let mut shapes = BTreeSet::new();
     let mut kept: Vec<Config> = Vec::new();
     for config in all {
@@ -126,7 +130,7 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
             .filter(|(name, _)| text.constant(name).is_some_and(|c| c.starts_with("SHAPE_")))
             .map(|(name, value)| (name.to_owned(), value.clone()))
             .collect();
-        if kept.contains(&config) || (!shapes.contains(&compiled) && shapes.len() == SHAPE_SETS) {
+        if kept.contains(&config) || (!shapes.contains(&compiled) && shapes.len() == sets) {
             continue;
         }
         shapes.insert(compiled);

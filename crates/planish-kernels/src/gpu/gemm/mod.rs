@@ -1,10 +1,11 @@
 //! `gemm`: C = α A Bᵀ + β C; bound by arithmetic, or by memory where a side is short.
 
 pub mod reference;
+mod vendor;
 mod wgmma;
 
 use planish_device::Launch;
-use planish_tune::{Config, Rejection};
+use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
@@ -24,7 +25,7 @@ pub static OP: GpuOp = GpuOp {
         name: "gemm",
         about: "C = alpha A B^T + beta C; bound by arithmetic, or by memory where a side is short",
         check,
-        space: |s, machine| wgmma::with(tiles::space(product(s), machine), s, machine),
+        space: |s, machine| vendor::with(own(s, machine), s, machine),
         cost: |s| {
             let (m, n, k, bytes) = (s.size("m") as u64, s.size("n") as u64, s.size("k") as u64, product(s).io.bytes());
             Cost {
@@ -56,6 +57,11 @@ pub static OP: GpuOp = GpuOp {
         "m=5,n=3,k=0,layout=nt,out=f32,type=f32",
     ],
 };
+
+/// What may be tried of kernels of our own.
+pub fn own(shape: &Shape, machine: &Machine<'_>) -> Space {
+    wgmma::with(tiles::space(product(shape), machine), shape, machine)
+}
 
 /// Types of a checked shape.
 struct GemmTypes {
@@ -112,9 +118,12 @@ fn cases(shape: &Shape) -> Vec<Shape> {
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
     let product = product(&call.shape);
     let float = |name: &str| (call.attrs.get(name) as f32).to_bits();
-    let params = vec![product.m as u32, product.n as u32, product.k as u32, float("alpha"), float("beta")];
-    if config.name("VARIANT") == Some(wgmma::NAME) {
-        return wgmma::steps(call, config, params, machine);
+    let [alpha, beta] = ["alpha", "beta"].map(float);
+    let params = vec![product.m as u32, product.n as u32, product.k as u32, alpha, beta];
+    match config.name("VARIANT") {
+        Some(wgmma::NAME) => return wgmma::steps(call, config, params, machine),
+        Some(vendor::NAME) => return vendor::steps(call, [alpha, beta], machine),
+        _ => {}
     }
     let spread = tiles::spread(config, &product)?;
     let [a, b] = turned(&call.shape).map(i64::from);
