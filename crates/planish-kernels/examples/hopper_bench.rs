@@ -30,6 +30,7 @@ fn main() -> Result<(), Failure> {
     let cache = std::env::temp_dir().join("planish-hopper-bench");
     let cuda = Cuda::new(CudaOptions { ordinal: 0, cache })?;
     println!("{}, {}, read {:.0} GB/s", cuda.identity().label, cuda.arch(), cuda.limits().read_gb_s.unwrap_or(0.0));
+    println!("{}", cuda.library().unwrap_or_else(|e| format!("no row of the vendor's: {e}")));
     let all: [(&str, Bench); 3] = [("gemm", gemm), ("attention", attention), ("loss", loss)];
     for (name, run) in all {
         if wanted.is_empty() || wanted.iter().any(|w| w == name) {
@@ -229,6 +230,10 @@ fn gemm(cuda: &Cuda, mode: Mode) -> Result<(), Failure> {
         // The portable kernel is gated at a shape of whole tiles elsewhere; here it handles tails.
         let portable = mm();
         changes.push(&portable);
+        let vendors = [("VARIANT", "cublaslt".into())];
+        if cuda.library().is_ok() {
+            changes.push(&vendors);
+        }
         compare((cuda, mode), op, [&shape, &small], &args, &attrs, &changes)?;
     }
     Ok(())
