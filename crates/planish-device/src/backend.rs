@@ -306,8 +306,7 @@ pub trait Backend: Send + Sync {
     }
     /// The vendor's library that makes products of matrices, as name and version; an error that says why there is none.
     fn library(&self) -> Result<String, Error> {
-        let message = format!("{}: this machine has no library of its vendor's", self.limits().backend);
-        Err(Error::new(ErrorKind::Unavailable, message))
+        Err(Error::new(ErrorKind::Unavailable, "this machine has no library of its vendor's"))
     }
     /// Checks the launches and records them in order.
     fn record(&self, launches: &[Launch]) -> Result<Sequence, Error>;

@@ -109,9 +109,29 @@ pub fn run(args: &InfoArgs, ui: Ui) -> anyhow::Result<Outcome> {
 struct GpuInfo<'a> {
     identity: &'a Identity,
     limits: &'a Limits,
+    library: Library,
     ceilings: Ceilings,
     tier: &'static str,
     home: Option<String>,
+}
+
+/// The vendor's library that products of matrices may come from, or why there is none.
+#[derive(Serialize)]
+struct Library {
+    version: Option<String>,
+    missing: Option<String>,
+}
+
+impl Library {
+    fn of(backend: &dyn Backend) -> Library {
+        match backend.library() {
+            Ok(version) => Library { version: Some(version), missing: None },
+            Err(e) => {
+                let hint = e.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+                Library { version: None, missing: Some(format!("{e}{hint}")) }
+            }
+        }
+    }
 }
 
 fn on_gpu(backend: &dyn Backend, ui: Ui) -> anyhow::Result<Outcome> {
@@ -122,6 +142,7 @@ fn on_gpu(backend: &dyn Backend, ui: Ui) -> anyhow::Result<Outcome> {
     let info = GpuInfo {
         identity: backend.identity(),
         limits: backend.limits(),
+        library: Library::of(backend),
         tier: tier(ceilings.read.median_gb_s),
         ceilings,
         home: Home::from_env().ok().map(|h| h.to_string()),
@@ -140,10 +161,12 @@ fn gpu_text(info: &GpuInfo<'_>) -> String {
         map.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
     };
     let shared = [limits.shared_bytes, limits.dynamic_shared_bytes].map(|n| report::binary(n.into()));
+    let Library { version, missing } = &info.library;
     let mut rows = vec![
         ("device", identity.label.clone()),
         ("silicon", facts(&identity.silicon)),
         ("toolchain", facts(&identity.toolchain)),
+        ("library", version.clone().unwrap_or_else(|| format!("none: {}", missing.as_deref().unwrap_or_default()))),
         ("processors", format!("{}, groups of up to {} threads", limits.processors, limits.max_threads)),
         ("shared", format!("{} in fixed arrays, {} in all", shared[0], shared[1])),
         ("caches", format!("L1 {}, L2 {}", report::binary(limits.l1_bytes), report::binary(limits.l2_bytes))),
