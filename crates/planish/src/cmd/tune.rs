@@ -4,6 +4,7 @@ mod bought;
 mod kernels;
 mod spaces;
 pub mod step;
+mod variants;
 mod watch;
 
 use std::path::PathBuf;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Known;
+use super::variants::{self, Variant};
 use crate::tuned::{Kernel, Run, Tuned, Whole};
 use crate::ui::Ui;
 use crate::{Outcome, report};
@@ -40,6 +41,9 @@ struct Row {
     state: &'static str,
     ratio: Option<Ratio>,
     share_of_roof: Option<f64>,
+    /// The best of each variant, where this run measured several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    variants: Vec<Variant>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip)]
@@ -208,7 +212,8 @@ impl Bought {
 
 fn row(done: Done, machine: Machine<'_>) -> Row {
     let work = done.work;
-    let default = work.space(&machine).default;
+    let space = work.space(&machine);
+    let default = space.default.clone();
     let mut row = Row {
         op: work.op.name,
         shape: work.shape.clone(),
@@ -218,6 +223,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         state: "not reached",
         ratio: None,
         share_of_roof: None,
+        variants: Vec::new(),
         error: None,
         work,
     };
@@ -228,6 +234,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         }
         Fate::Tuned(outcome) | Fate::Confirmed(outcome) => {
             row.share_of_roof = outcome.share_of_roof();
+            row.variants = variants::of(&space, &outcome);
             // What the store has by now says how it ended; it has nothing of a search that Ctrl-C cut short.
             if let Verdict::Promoted { ratio, lo, hi } = outcome.verdict {
                 row.ratio = Some(Ratio { lo, mid: ratio, hi });
@@ -284,7 +291,8 @@ fn lines(row: &Row) -> Vec<[String; 4]> {
     let gain = row.ratio.as_ref().map_or(String::new(), interval);
     let roof = row.share_of_roof.map_or(String::new(), |s| format!("{:.0}%", 100.0 * s));
     let first = [short(row.op, &row.shape), changes.remove(0), gain, roof];
-    let more = changes.into_iter().map(|c| [String::new(), c, String::new(), String::new()]);
+    let more = changes.into_iter().chain(row.variants.iter().map(Variant::line));
+    let more = more.map(|c| [String::new(), c, String::new(), String::new()]);
     std::iter::once(first).chain(more).collect()
 }
 
