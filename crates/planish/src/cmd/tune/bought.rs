@@ -296,7 +296,7 @@ fn lines(row: &Row) -> Vec<[String; 4]> {
     std::iter::once(first).chain(more).collect()
 }
 
-/// A kernel and its shape in few letters: `gemm q4_1 1536x576 x256`.
+/// A kernel and its shape in few letters: `gemm q4_1 1536x576 x256`; whole where it has neither rows nor heads.
 pub fn short(op: &str, shape: &Shape) -> String {
     let text = shape.to_string();
     let field = |name: &str| text.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).unwrap_or("?");
@@ -306,6 +306,9 @@ pub fn short(op: &str, shape: &Shape) -> String {
     };
     if text.contains("rows=") {
         return format!("{op} {} {}x{}{batch}", field("type"), field("rows"), field("cols"));
+    }
+    if !text.contains("heads=") {
+        return format!("{op} {text}");
     }
     let op = op.replace("attention_decode", "attn_decode");
     format!("{op} {}/{} heads {}{batch}", field("heads"), field("kv_heads"), field("head_dim"))
