@@ -147,17 +147,36 @@ INLINE void simd_copies(copy_t* c, uint n, uint lane) {
 #endif
     __syncwarp();
 }
+// True in one lane of a SIMD group, all of whose lanes ask; where the assembler sees that one is left, it needs no loop over
+// lanes to give an address to the copy engine.
+INLINE bool simd_elect() {
+    uint one = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mov.u32 %0, 1; }" : "+r"(one));
+#endif
+    return one != 0;
+}
 // Starts a copy of `rows` rows of `quads` each: row min(row + r, last) of those at `from`, `stride` apart, to row r of `to`.
 INLINE void simd_copy(uint4* to, const uint4* from, uint row, uint last, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_place(c)), "r"(16 * quads * rows) : "memory");
-    __syncwarp();
-    if (lane < rows)
-        asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1;\n"
-                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [g], %2, [%3]; }"
-                     :: "r"(shared_place(to + lane * quads)), "l"(from + (size_t)min(row + lane, last) * stride), "r"(16 * quads), "r"(shared_place(c)) : "memory");
+    if (simd_elect()) {
+        const uint bar = shared_place(c), all = 16 * quads * rows;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(all) : "memory");
+        // Whole rows that follow each other are one.
+        const bool one = stride == quads && row + rows - 1 <= last;
+        const uint bytes = one ? all : 16 * quads;
+        const uint4* own = from + (size_t)min(row, last) * stride;
+        uint place = shared_place(to), r = one ? rows - 1 : 0;
+        _Pragma("unroll 1") for (;; ++r) {
+            asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1;\n"
+                         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [g], %2, [%3]; }"
+                         :: "r"(place), "l"(own), "r"(bytes), "r"(bar) : "memory");
+            if (r + 1 == rows) break;
+            place += bytes;
+            own += row + r < last ? stride : 0;
+        }
+    }
 #else
     for (uint r = 0; r < rows; ++r)
         for (uint i = lane; i < quads; i += 32) to[r * quads + i] = from[(size_t)min(row + r, last) * stride + i];
@@ -183,9 +202,14 @@ INLINE void simd_load(uint4* to, const uint4* from, uint row, uint last, uint st
     uint place = shared_place(to + lane);
     for (uint r = 0; r < rows; ++r, place += 16 * quads) {
         const uint4* own = from + (size_t)min(row + r, last) * stride + lane;
-        for (uint i = 0; i + lane < quads; i += 32)
-            asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; cp.async.cg.shared.global [%0], [g], 16; }"
-                         :: "r"(place + 16 * i), "l"(own + i) : "memory");
+        asm("cvta.to.global.u64 %0, %0;" : "+l"(own));
+        uint near = place;
+        for (uint i = lane; i < quads; i += 128, own += 128, near += 2048) {
+            UNROLL
+            for (uint j = 0; j < 4; ++j)
+                if (i + 32 * j < quads)
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(near + 512 * j), "l"(own + 32 * j) : "memory");
+        }
     }
     simd_load_none();
 }

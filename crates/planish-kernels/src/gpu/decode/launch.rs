@@ -5,7 +5,7 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, shared_heads, slot_bytes, stage,
+    COPIES, DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
@@ -75,6 +75,8 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let lanes = (model.head_dim / 8).next_power_of_two();
     let quads_each = |n: usize| knob(config, "THREADS").map(|threads| (n / 4).div_ceil(threads) as i64);
     let slot = slot_bytes(model, at, config)? / ALIGN;
+    let copies = COPIES.iter().position(|name| config.name("COPIES") == Some(name));
+    let copies = copies.ok_or_else(|| Rejection::Constraint(format!("COPIES is one of {COPIES:?}")))?;
     let own = vec![
         ("THREADS", get("THREADS")?),
         ("SPLITS", get("SPLITS")?),
@@ -95,16 +97,17 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("TYPES_DOWN", types(at.layers.iter().map(|l| l.down))),
         ("TYPES_HEAD", types([at.head].into_iter())),
         ("TYPE_EMBED", at.embedding.ty as i64),
-        ("COPIES", flag(config.name("COPIES") == Some("lanes"))),
+        ("COPIES", copies as i64),
         ("TILES", tiles as i64),
         ("QUADS", quads as i64),
         ("SLOTS", get("SLOTS")?),
+        ("SEGMENTS", get("SEGMENTS")?),
         ("WORDS", table_words(model) as i64),
         ("NORM_QUADS", quads_each(model.hidden)?),
         ("WIDE_QUADS", quads_each(model.wide())?),
         ("FFN_QUADS", quads_each(model.ffn)?),
         ("PARTS", model.heads as i64 * get("SPLITS")?),
-        ("HEADS_SHARED", shared_heads(model) as i64),
+        ("HEADS_SHARED", get("SHARED")?),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),
     ];
@@ -129,7 +132,7 @@ impl<'a> Step<'a> {
             groups: groups?,
             threads: threads?,
             splits: splits?,
-            ring: ring_bytes(model, at, config)? + merge_bytes(model, knob(config, "THREADS")?),
+            ring: ring_bytes(model, at, config)? + merge_bytes(model, config)?,
         })
     }
 

@@ -9,7 +9,7 @@ pub mod stamped;
 
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
-use crate::gpu::planes::{self, ALIGN, PLANES, TILE};
+use crate::gpu::planes::{self, ALIGN, PLANES, Planes, TILE};
 use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Machine, Op, OpCall};
@@ -54,12 +54,28 @@ const PICK: (&str, &str) = ("draw.k", include_str!("draw.k"));
 
 /// Threads that the host executor keeps resident here: each has a stack.
 const HOST_RESIDENT: usize = 2048;
+/// Who makes the copies of weights, as the text numbers them.
+const COPIES: [&str; 2] = ["engine", "lanes"];
+
+/// Segments of a copy, at most.
+const SEGMENTS_MAX: usize = 4;
 /// Query heads that share a reading of the keys, at most.
 const SHARED_HEADS: usize = 4;
 
-/// Query heads that share a reading of the keys: equal parts of a group, as few parts as there may be.
-pub(crate) fn shared_heads(model: &Model) -> usize {
-    model.group().div_ceil(model.group().div_ceil(SHARED_HEADS))
+/// How many query heads may share a reading of the keys: equal parts of a group, the fewest parts last.
+pub(crate) fn shared_heads(model: &Model) -> Vec<usize> {
+    let mut all: Vec<_> = (1..=SHARED_HEADS).map(|most| model.group().div_ceil(model.group().div_ceil(most))).collect();
+    all.dedup();
+    all
+}
+
+/// Parts of the keys that may be tried: some, and those that give each of `groups` groups one for a way to share heads.
+fn splits(model: &Model, groups: usize) -> Vec<i64> {
+    let fills = shared_heads(model).into_iter().map(|n| groups / (model.kv_heads * model.group().div_ceil(n)));
+    let mut all: Vec<_> = [1, 4, 8, 16, 32].into_iter().chain(fills.map(|n| n.clamp(1, SPLITS_MAX))).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter().map(|n| n as i64).collect()
 }
 
 /// Tiles and quads of the widest input, in the forms that are staged.
@@ -91,17 +107,17 @@ impl Forms {
     }
 }
 
-/// Threadgroup bytes of a kernel of `threads` threads, but for the copies under way.
-fn group_bytes(model: &Model, forms: Forms, threads: usize) -> usize {
+/// Threadgroup bytes of a kernel of `threads` threads in which `shared` heads share keys, but for the copies under way.
+fn group_bytes(model: &Model, forms: Forms, (threads, shared): (usize, usize)) -> usize {
     let (tiles, quads) = stage(model, forms);
     let simds = threads / 32;
-    let heads = shared_heads(model) * (model.head_dim + 2 * simds) + 2 * model.head_dim + model.heads * SPLITS_MAX;
-    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * model::table_words(model) + 32 * simds
+    let heads = shared * (model.head_dim + 2 * simds) + 2 * model.head_dim + model.heads * SPLITS_MAX;
+    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * model::table_words(model) + 48 * simds
 }
 
 /// Bytes for the sums of the SIMD groups of a group, which attention puts together.
-pub(crate) fn merge_bytes(model: &Model, threads: usize) -> usize {
-    4 * shared_heads(model) * (threads / 32) * model.head_dim
+pub(crate) fn merge_bytes(model: &Model, config: &Config) -> Result<usize, Rejection> {
+    Ok(4 * knob(config, "SHARED")? * (knob(config, "THREADS")? / 32) * model.head_dim)
 }
 
 /// Bytes of the copies under way in a group.
@@ -109,10 +125,14 @@ pub(crate) fn ring_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result
     Ok(slot_bytes(model, at, config)? * knob(config, "SLOTS")? * (knob(config, "THREADS")? / 32))
 }
 
-/// Bytes of the largest copy of weights: of the rows that a phase takes at a time, a segment of the widest type.
+/// Bytes of the largest copy of weights: of the rows that a phase takes at a time, some segments of the widest type.
 pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
     let mut most = ALIGN;
-    let mut take = |m: At, cols: usize, rows: usize| most = most.max(rows * planes::most_segment_bytes(m.ty, cols));
+    let segments = knob(config, "SEGMENTS")?;
+    let mut take = |m: At, cols: usize, rows: usize| {
+        let row = Planes { ty: m.ty, rows: 1, cols }.row_bytes();
+        most = most.max(rows * row.min(segments * planes::most_segment_bytes(m.ty, cols)));
+    };
     let [rows, up, down, head] = ["ROWS", "ROWS_UP", "ROWS_DOWN", "ROWS_HEAD"].map(|name| knob(config, name));
     let (rows, up, down) = (rows?, up?, down?);
     for l in &at.layers {
@@ -134,6 +154,8 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
     let (forms, m, at) = (Forms::of(model, at), *model, at.clone());
     let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
+    let shared: Vec<_> = shared_heads(model).into_iter().map(|n| n as i64).collect();
+    let blocks = tier.pick([2, 16, 64, 132]);
     let named =
         |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
     Space {
@@ -145,16 +167,18 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             },
             ints("BLOCKS", "groups that share the rows against groups that a barrier waits for", &[2, 16, 64, 132]),
             ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 512, 1024]),
-            ints("SPLITS", "groups that share a head against parts to put together", &[1, 4, 8, 16, 32]),
+            ints("SPLITS", "groups that share a head against parts to put together", &splits(model, blocks)),
+            ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
             ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2, 4]),
             ints("ROWS_UP", "rows of gate and up at a time", &[2, 4, 8]),
             ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
             ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4, 5, 6]),
+            ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2, 3, 4]),
             planish_tune::Param {
                 name: "COPIES",
                 trades: "the copy engine's rate against the lanes' fewer instructions",
-                values: names(&["engine", "lanes"]),
+                values: names(&COPIES),
             },
         ],
         constraints: vec![
@@ -169,30 +193,41 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             named(
                 format!("threadgroup bytes <= {bytes}, with copies <= {whole}"),
                 Box::new(move |c| {
-                    let group = knob(c, "THREADS").map(|n| (group_bytes(&m, forms, n), merge_bytes(&m, n)));
-                    let ring = ring_bytes(&m, &at, c);
-                    matches!((group, ring), (Ok((g, s)), Ok(r)) if g <= bytes && g + s + r <= whole)
+                    let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
+                    let group = own.map(|own| group_bytes(&m, forms, own));
+                    let dynamic = ring_bytes(&m, &at, c).and_then(|r| Ok(r + merge_bytes(&m, c)?));
+                    matches!((group, dynamic), (Ok(g), Ok(d)) if g <= bytes && g + d <= whole)
                 }),
             ),
         ],
         default: Config::new()
             .with("PATH", "token")
-            .with("BLOCKS", tier.pick([2, 16, 64, 132]))
+            .with("BLOCKS", blocks as i64)
             .with("THREADS", tier.pick([128, 256, 256, 512]))
             .with("SPLITS", tier.pick([4, 4, 8, 16]))
+            .with("SHARED", *shared.last().unwrap_or(&1))
             .with("ROWS", tier.pick([1, 1, 1, 2]))
             .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
             .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
             .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
             .with("SLOTS", tier.pick([2, 2, 2, 3]))
+            .with("SEGMENTS", 1)
             .with("COPIES", "engine"),
     }
 }
 
 /// Refuses what neither space nor model says.
 fn limits(config: &Config) -> Result<(), Rejection> {
-    for (name, most) in [("BLOCKS", GROUPS_MAX), ("SPLITS", SPLITS_MAX), ("ROWS", 8), ("ROWS_UP", 8), ("ROWS_HEAD", 8)]
-    {
+    const LIMITS: [(&str, usize); 7] = [
+        ("BLOCKS", GROUPS_MAX),
+        ("SPLITS", SPLITS_MAX),
+        ("SHARED", SHARED_HEADS),
+        ("SEGMENTS", SEGMENTS_MAX),
+        ("ROWS", 8),
+        ("ROWS_UP", 8),
+        ("ROWS_HEAD", 8),
+    ];
+    for (name, most) in LIMITS {
         let n = knob(config, name)?;
         if n == 0 || n > most {
             return Err(Rejection::Constraint(format!("{name} is {n}, at most {most}")));
