@@ -31,7 +31,7 @@ pub static OP: GpuOp = GpuOp {
         problem: problem::problem,
         steps: |call: &OpCall, config, machine| problem::steps(call, config, machine),
         rotated: &[0],
-        reduces: &["ATTEND", "BLOCK_K"],
+        reduces: &["THREADS", "ATTEND", "BLOCK_K"],
     },
     text: Text(&[
         IO,
