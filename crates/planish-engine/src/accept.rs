@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::op::{Op, Shape};
 use planish_tune::stats::{median, median_bounds};
 use planish_tune::store::{self, Choice, Evidence, Key, Ratio, Source, State, Store, Tier, now_ms};
 use planish_tune::{Config, Space};
@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::decoder::Decoder;
 use crate::error::{Error, Result};
 use crate::generate::{Flow, greedy_token};
-use crate::gpu::{By, GpuDecoder};
+use crate::gpu::{By, GpuDecoder, Part};
 use crate::identity::{Identities, key};
-use crate::plan::Entry;
+use crate::plan::{Chosen, Entry};
 use crate::verify::Feed;
 
 /// Level of each bound of the ratio: together they hold it with 95%.
@@ -315,10 +315,29 @@ impl Pairs {
 /// An op at a shape whose choice goes back to the default.
 pub type Item = (&'static Op, Shape);
 
+/// The same of decoders whose decode, and whose prefill, has a configuration as a whole.
+pub fn refuted_parts(report: &Report, parts: [Option<(&Part, &Chosen)>; 2]) -> Vec<Item> {
+    let effects = [report.decode.effect, report.prefill.effect];
+    let refuted = |(effect, part): (Effect, Option<(&Part, &Chosen)>)| {
+        let (part, _) = part.filter(|(_, chosen)| !keeps(effect) && changeable(chosen))?;
+        Some((part.op, part.shape.clone()))
+    };
+    effects.into_iter().zip(parts).filter_map(refuted).collect()
+}
+
+/// Whether what was tuned for a path with this effect stays.
+fn keeps(effect: Effect) -> bool {
+    matches!(effect, Effect::Faster | Effect::Same)
+}
+
+/// Whether it was tuned here, or near here.
+fn changeable(chosen: &Chosen) -> bool {
+    matches!(chosen.tier, "tuned" | "nearby")
+}
+
 /// What must go back: the choices of each path that did not get faster; what both use stands or falls with decode.
 pub fn refuted(report: &Report, decode: &[Entry], prefill: &[Entry]) -> Vec<Item> {
-    let keeps = |effect| matches!(effect, Effect::Faster | Effect::Same);
-    let changed = |e: &&Entry| e.tuned && matches!(e.chosen.tier, "tuned" | "nearby");
+    let changed = |e: &&Entry| e.tuned && changeable(&e.chosen);
     let in_decode = |e: &Entry| decode.iter().any(|d| d.op.name == e.op.name && d.shape == e.shape);
     let mut out = Vec::new();
     if !keeps(report.decode.effect) {
@@ -330,11 +349,17 @@ pub fn refuted(report: &Report, decode: &[Entry], prefill: &[Entry]) -> Vec<Item
     out
 }
 
-/// Stores for each item that the default runs again, since the model ran no faster; returns how many changed.
-pub fn put_back(items: &[Item], machine: Machine<'_>, identities: &Identities, store: &mut Store) -> Result<usize> {
+/// Stores for each item that the default runs again, since the model ran no faster; returns how many changed. `space_of`
+/// is what its choice was made of.
+pub fn put_back(
+    items: &[Item],
+    space_of: &dyn Fn(&Item) -> Space,
+    identities: &Identities,
+    store: &mut Store,
+) -> Result<usize> {
     let mut changed = 0;
-    for (op, shape) in items {
-        let space = (op.space)(shape, &machine);
+    for item in items {
+        let (op, shape, space) = (item.0, &item.1, space_of(item));
         let (key, identity) = (key(op, shape)?, identities.of(&space));
         // What a neighbour of the bucket gave goes back for this shape alone.
         let item = store::Item { key: &key, identity: &identity, space: &space };

@@ -1,15 +1,16 @@
-//! A whole step of a model on a GPU as the tuner sees it: candidates give the logits of the default, then tokens are timed.
+//! A whole step of a model on a GPU, or a chunk of a prompt, as the tuner sees it: candidates give the logits of the
+//! default, then tokens are timed.
 //!
 //! Logits are held against those of the processor with activations as they are: a candidate may be at most twice as far
 //! from them as the default, and must give the same bits twice.
-//! A sample is tokens drawn in a row at a depth, through the very path that generation takes.
+//! A sample is tokens drawn in a row at a depth, or a prompt, through the very path that generation takes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use planish_device::{Cpu, CpuOptions};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::op::{Machine, Shape};
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::weight::Activations;
 use planish_tune::contain::{Stage, Tell};
 use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, Wrong};
@@ -17,18 +18,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::Hyper;
 use crate::decoder::{Decoder, KvType};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::generate::Flow;
 use crate::gguf::Gguf;
-use crate::gpu::decoder::space;
-use crate::gpu::{AHEAD, By, GpuDecoder, Options, Weights};
+use crate::gpu::{AHEAD, By, GpuDecoder, Options, Part, Weights, chunk, parts};
 use crate::model::{Made, ModelFile, Origin};
 use crate::plan::{Chosen, Defaults};
 use crate::verify::relative;
 use crate::{decoder, weights};
 
-/// Tokens whose logits a candidate must give.
+/// Tokens whose logits a step must give.
 const GATE_TOKENS: usize = 12;
+/// Tokens of two chunks whose last logits a candidate must give: keys of several tiles from the first position on, then a
+/// part of a tile at a later one. A step behind them reads what they left in the cache.
+const GATE_CHUNKS: [usize; 2] = [80, 21];
 /// How far the default may be from the processor, as the error of all logits after a token over their spread: many layers
 /// of 8-bit activations, or the rounding of a cache in halves.
 const FAR: [(Activations, f64); 2] = [(Activations::Int8, 0.25), (Activations::F32, 0.02)];
@@ -36,7 +39,7 @@ const FAR: [(Activations, f64); 2] = [(Activations::Int8, 0.25), (Activations::F
 const TWICE: f64 = 2.0;
 /// Added to what is allowed, for a default that has no error at all.
 const ROUNDING: f64 = 1e-6;
-/// Bytes of caches of the decoders that are kept, each having one of its own, and how many that may be.
+/// Bytes of caches and chunks of the decoders that are kept, each having its own, and how many that may be.
 const KEPT_BYTES: usize = 8 << 30;
 const KEPT: std::ops::RangeInclusive<usize> = 4..=32;
 
@@ -51,6 +54,9 @@ pub struct StepSpec {
     pub context: usize,
     /// Numerics class.
     pub activations: Activations,
+    /// Tokens of a chunk where chunks of prompts are the subject; none where steps are.
+    #[serde(default)]
+    pub chunk: Option<usize>,
     /// Tokens in the cache when a sample begins.
     pub depth: usize,
     /// Tokens of a sample.
@@ -81,15 +87,16 @@ impl StepModel {
     }
 }
 
-/// A step of a model on a machine.
+/// A step of a model, or a chunk of a prompt, on a machine.
 pub struct StepSubject<'a> {
     machine: Machine<'a>,
     model: &'a StepModel,
     spec: StepSpec,
-    shape: Shape,
-    space: Space,
+    part: Part,
     ids: Vec<u32>,
-    /// Logits after each of the gate's tokens, from the processor.
+    /// Tokens that the gate feeds at a time.
+    feeds: Vec<usize>,
+    /// Logits after each feed of the gate, from the processor.
     oracle: Vec<Vec<f32>>,
     /// Error of the default and its logits, once it has run.
     default: Option<(f64, Vec<Vec<f32>>)>,
@@ -97,9 +104,12 @@ pub struct StepSubject<'a> {
     decoders: Vec<(Config, GpuDecoder<'a>)>,
 }
 
-/// The least time that a token takes on a machine that reads at `read_gb_s`.
-pub fn floor(bytes_per_token: u64, read_gb_s: Option<f64>) -> Option<Duration> {
-    read_gb_s.map(|gb_s| Duration::from_secs_f64(bytes_per_token as f64 / gb_s * 1e-9))
+impl StepSpec {
+    /// The least time that a token takes where a step reads `bytes_per_token`: a chunk reads them once.
+    pub fn floor(&self, bytes_per_token: u64) -> Option<Duration> {
+        let bytes = bytes_per_token as f64 / self.chunk.unwrap_or(1).min(self.context) as f64;
+        self.read_gb_s.map(|gb_s| Duration::from_secs_f64(bytes / gb_s * 1e-9))
+    }
 }
 
 /// As the model is used: kernels are compiled for the size of their cache.
@@ -110,25 +120,42 @@ fn options(spec: &StepSpec) -> Options {
         route: None,
         sampled: false,
         ahead: AHEAD,
-        chunk: 0,
+        chunk: spec.chunk.unwrap_or(0),
+    }
+}
+
+/// Tokens that the gate feeds at a time: one after the other, or two chunks and one token behind them.
+fn feeds(spec: &StepSpec) -> Vec<usize> {
+    match spec.chunk {
+        None => vec![1; GATE_TOKENS.min(spec.context)],
+        Some(chunk) => {
+            let first = GATE_CHUNKS[0].min(chunk).min(spec.context / 2);
+            let second = GATE_CHUNKS[1].min(chunk).min(spec.context - first - 1);
+            vec![first, second, 1]
+        }
     }
 }
 
 impl<'a> StepSubject<'a> {
     /// The subject that `spec` describes, of an opened model.
     pub fn new(spec: StepSpec, machine: Machine<'a>, model: &'a StepModel) -> Result<Self> {
-        let (shape, space) = space(machine, &model.file.hyper, &model.weights, &options(&spec));
-        let vocab = model.file.hyper.vocab;
+        let shortest = spec.chunk.map_or(1, |_| 2 * chunk::LEAST + 1);
+        if spec.context < shortest {
+            return Err(Error::request(format!("a cache of {} tokens, {shortest} are needed", spec.context)));
+        }
+        let part =
+            parts(machine, &model.file.hyper, &model.weights, &options(&spec)).pop().expect("a step is always there");
+        let (vocab, feeds) = (model.file.hyper.vocab, feeds(&spec));
         // Any text will do; neighbours differ, and no token is special.
         let token = |i: usize| ((i * 7919 + i * i * 31) % vocab) as u32;
-        let ids = (0..spec.depth.max(GATE_TOKENS) + 1).map(token).collect();
+        let ids = (0..feeds.iter().sum::<usize>().max(spec.depth + spec.tokens) + 1).map(token).collect();
         Ok(StepSubject {
             machine,
             model,
             spec,
-            shape,
-            space,
+            part,
             ids,
+            feeds,
             oracle: Vec::new(),
             default: None,
             tell: None,
@@ -148,7 +175,7 @@ impl<'a> StepSubject<'a> {
 
     /// The shape under which its choice is stored.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.part.shape
     }
 
     /// The decoder of a configuration; the one used longest ago goes when there are too many.
@@ -157,12 +184,12 @@ impl<'a> StepSubject<'a> {
             let found = self.decoders.remove(at);
             self.decoders.push(found);
         } else {
-            let chosen = Chosen { config: config.clone(), tier: "candidate" };
-            let choose = |_: &Shape, _: &Space| Ok(Some(chosen.clone()));
+            let (name, chosen) = (self.part.op.name, Chosen { config: config.clone(), tier: "candidate" });
+            let choose = |op: &'static Op, _: &Shape, _: &Space| Ok((op.name == name).then(|| chosen.clone()));
             let (hyper, weights) = (&self.model.file.hyper, &self.model.weights);
             let made = GpuDecoder::new(self.machine, hyper, weights, options(&self.spec), &choose);
             let made = made.map_err(|e| Rejection::Launch(e.to_string()))?;
-            let most = (KEPT_BYTES / made.kv_bytes().max(1)).clamp(*KEPT.start(), *KEPT.end());
+            let most = (KEPT_BYTES / (made.kv_bytes() + made.chunk_bytes()).max(1)).clamp(*KEPT.start(), *KEPT.end());
             if self.decoders.len() >= most {
                 self.decoders.remove(0);
             }
@@ -171,13 +198,14 @@ impl<'a> StepSubject<'a> {
         Ok(&mut self.decoders.last_mut().expect("pushed above").1)
     }
 
-    /// Logits after each of the gate's tokens, which must be the same bits twice.
+    /// Logits after each feed of the gate, which must be the same bits twice.
     fn logits(&mut self, config: &Config) -> Result<Vec<Vec<f32>>, Rejection> {
-        let ids = self.ids[..GATE_TOKENS.min(self.spec.context)].to_vec();
+        let (ids, feeds) = (self.ids.clone(), self.feeds.clone());
         let decoder = self.decoder(config)?;
         let mut run = || {
             decoder.truncate(0);
-            decoder.feed_all(&ids).map_err(|e| Rejection::Launch(e.to_string()))
+            let feed = |n: &usize| Ok(decoder.feed(&ids[decoder.position()..][..*n])?.to_vec());
+            feeds.iter().map(feed).collect::<Result<Vec<_>>>().map_err(|e| Rejection::Launch(e.to_string()))
         };
         let (first, second) = (run()?, run()?);
         if bits(&first) != bits(&second) {
@@ -194,23 +222,28 @@ impl<'a> StepSubject<'a> {
             let cpu = Cpu::new(CpuOptions::default())?;
             let machine = Machine { backend: &cpu, isa: Isa::detect() };
             let weights = weights::Weights::load(&file.gguf, &file.hyper, &cpu, self.spec.threads)?;
-            let n = GATE_TOKENS.min(self.spec.context);
+            let n = self.feeds.iter().sum();
             let (activations, kv) = (Activations::F32, KvType::F32);
             let options = decoder::Options { context: n, chunk: n, activations, kv, all_logits: true };
             let mut decoder = Decoder::new(machine, &file.hyper, &weights, options, &Defaults)?;
-            self.oracle = decoder.feed_all(&self.ids[..n])?;
+            let all = decoder.feed_all(&self.ids[..n])?;
+            let end = |at: &mut usize, n: &usize| {
+                *at += n;
+                Some(*at)
+            };
+            self.oracle = self.feeds.iter().scan(0, end).map(|end| all[end - 1].clone()).collect();
             self.tell(&Stage::Run);
         }
         Ok(&self.oracle)
     }
 
-    /// The largest error of `logits` after any token, over the spread of the right ones.
+    /// The largest error of `logits` after any feed, over the spread of the right ones.
     fn error_of(&mut self, logits: &[Vec<f32>]) -> Result<f64, Rejection> {
         let oracle = self.oracle().map_err(|e| Rejection::Launch(format!("the processor's logits: {e}")))?;
         let mut worst = 0f64;
         for (at, (got, want)) in logits.iter().zip(oracle).enumerate() {
             if let Some(i) = got.iter().position(|v| !v.is_finite()) {
-                return Err(wrong("non-finite", f64::NAN, format!("logit {i} after token {at} is {}", got[i])));
+                return Err(wrong("non-finite", f64::NAN, format!("logit {i} after feed {at} is {}", got[i])));
             }
             worst = worst.max(relative(got, want));
         }
@@ -228,7 +261,7 @@ fn wrong(check: &str, error_over_bound: f64, detail: String) -> Rejection {
 
 impl Subject for StepSubject<'_> {
     fn space(&self) -> &Space {
-        &self.space
+        &self.part.space
     }
 
     fn points(&self) -> Vec<Point> {
@@ -236,16 +269,16 @@ impl Subject for StepSubject<'_> {
     }
 
     fn admit(&mut self, config: &Config) -> Result<Admitted, Rejection> {
-        if let Some(name) = self.space.violated(config) {
+        if let Some(name) = self.part.space.violated(config) {
             return Err(Rejection::Constraint(name));
         }
         if self.default.is_none() {
-            let default = self.space.default.clone();
+            let default = self.part.space.default.clone();
             let logits = self.logits(&default)?;
             self.default = Some((self.error_of(&logits)?, logits));
         }
         let default = self.default.as_ref().expect("found above").0;
-        let (bound, error) = if *config == self.space.default {
+        let (bound, error) = if *config == self.part.space.default {
             let far = FAR.iter().find(|(class, _)| *class == self.spec.activations).map_or(0.0, |(_, far)| *far);
             (far, default)
         } else {
@@ -267,8 +300,16 @@ impl Subject for StepSubject<'_> {
 
     fn time(&mut self, admitted: &Admitted, _point: Point) -> Result<Sample, Rejection> {
         let (depth, tokens, ids) = (self.spec.depth, self.spec.tokens, self.ids.clone());
-        let failed = |e: crate::Error| Rejection::Launch(e.to_string());
+        let failed = |e: Error| Rejection::Launch(e.to_string());
+        let chunks = self.spec.chunk.is_some();
         let decoder = self.decoder(admitted.config())?;
+        if chunks {
+            decoder.truncate(0);
+            decoder.admit(&ids[..tokens]).map_err(failed)?;
+            let start = Instant::now();
+            decoder.prefill(&ids[..tokens]).map_err(failed)?;
+            return Ok(Sample { ns: start.elapsed().as_nanos() as f64 / tokens as f64, reps: tokens as u32 });
+        }
         decoder.truncate(depth);
         let held = decoder.position();
         decoder.admit(&ids[held..=depth]).map_err(failed)?;
@@ -282,13 +323,13 @@ impl Subject for StepSubject<'_> {
         Ok(Sample { ns: ns / tokens as f64, reps: tokens as u32 })
     }
 
-    /// The default on one token: enough to see that the device still works.
+    /// The default on the gate's first feed: enough to see that the device still works.
     fn sentinel(&mut self) -> Result<(), Rejection> {
-        let default = self.space.default.clone();
-        let first = self.ids[0];
+        let default = self.part.space.default.clone();
+        let first = self.ids[..self.feeds[0]].to_vec();
         let decoder = self.decoder(&default)?;
         decoder.truncate(0);
-        let logits = decoder.feed(&[first]).map_err(|e| Rejection::Launch(e.to_string()))?;
+        let logits = decoder.feed(&first).map_err(|e| Rejection::Launch(e.to_string()))?;
         if logits.iter().all(|v| v.is_finite()) {
             return Ok(());
         }
@@ -296,6 +337,6 @@ impl Subject for StepSubject<'_> {
     }
 
     fn floor(&self, _point: Point) -> Option<Duration> {
-        floor(self.model.weights.bytes_per_token, self.spec.read_gb_s)
+        self.spec.floor(self.model.weights.bytes_per_token)
     }
 }

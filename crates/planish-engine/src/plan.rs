@@ -45,6 +45,21 @@ pub struct Chosen {
     pub tier: &'static str,
 }
 
+/// A function of its own says what is chosen.
+impl<F: Fn(&'static Op, &Shape, &Space) -> Result<Option<Chosen>>> Choices for F {
+    fn choose(&self, op: &'static Op, shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        self(op, shape, space)
+    }
+}
+
+impl Chosen {
+    /// What `choices` say of an op at a shape, else its default.
+    pub fn of(choices: &dyn Choices, op: &'static Op, shape: &Shape, space: &Space) -> Result<Chosen> {
+        let chosen = choices.choose(op, shape, space)?;
+        Ok(chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" }))
+    }
+}
+
 /// Every op at its default.
 pub struct Defaults;
 

@@ -119,7 +119,9 @@ fn a_set_that_slows_the_model_goes_back_and_the_record_says_so() {
         assert!(before[0] > 3 && before[1] > 3, "{before:?}");
         let report = report(decode, prefill);
         let items = accept::refuted(&report, &tuned.decode_plan, &tuned.prefill_plan);
-        let back = accept::put_back(&items, loaded.machine(), &identities, &mut store).expect("stored");
+        let back =
+            accept::put_back(&items, &|(op, shape)| (op.space)(shape, &loaded.machine()), &identities, &mut store)
+                .expect("stored");
         assert_eq!(back, items.len());
         let after = decoder(&store);
         let kept = changed(&after, &loaded);

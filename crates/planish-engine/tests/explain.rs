@@ -198,7 +198,7 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
     let clock = || start.elapsed().as_nanos() as f64;
     for route in [Route::Launches, Route::Layer, Route::Token] {
         let options = options(24, Activations::Int8, route);
-        let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
+        let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &Defaults).expect("a decoder");
         let read = explain::gpu::read_bytes(&decoder, &weights, 5);
         let grids = matches!(route, Route::Layer | Route::Token);
         // A barrier behind the embedding and behind every phase of a layer; grids of a layer end without one.
@@ -252,7 +252,7 @@ fn stamped_launches_compile_for_a_card() {
     let weights = gpu::Weights::empty(&gguf, &hyper, &card).expect("weights");
     let machine = Machine { backend: &card, isa: Isa::Portable };
     let options = options(64, Activations::Int8, Route::Token);
-    let decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
+    let decoder = GpuDecoder::new(machine, &hyper, &weights, options, &Defaults).expect("a decoder");
     let (stamped, _) = decoder.stamped(&weights).expect("made").expect("a path of grids");
     let names: Vec<&str> = stamped.launches.iter().map(|l| &*l.program.name).collect();
     assert_eq!(names, ["decode_stamped", "decode_pick_stamped"].repeat(2));
@@ -296,7 +296,7 @@ fn measured_on_metal(sampling: Sampling) -> (Measured, usize, f64) {
     let weights = gpu::Weights::load(&gguf, &hyper, &fake, 1).expect("weights");
     let machine = Machine { backend: &fake, isa: Isa::Portable };
     let options = options(64, Activations::F32, Route::Launches);
-    let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &|_, _| Ok(None)).expect("a decoder");
+    let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &Defaults).expect("a decoder");
     let (clock, stop) = (|| fake.now_ns(), || false);
     let mut subject = explain::gpu::Subject { decoder: &mut decoder, weights: &weights, clock: &clock, stop: &stop };
     let measured = explain::gpu::measure(&mut subject, &effort()).expect("measured");

@@ -16,6 +16,7 @@ use planish_engine::arch::Hyper;
 use planish_engine::generate::{Flow, Settings};
 use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{AHEAD, By, GpuDecoder, Options, Route, Weights};
+use planish_engine::plan::Defaults;
 use planish_engine::verify::{self, Dump, ExpectedFile};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
@@ -69,7 +70,7 @@ impl Loaded<'_> {
     fn decoder(&self, activations: Activations, route: Option<Route>, context: usize) -> GpuDecoder<'_> {
         let machine = Machine { backend: self.backend, isa: Isa::Portable };
         let options = Options { context, activations, route, sampled: true, ahead: AHEAD, chunk: 0 };
-        GpuDecoder::new(machine, &self.hyper, &self.weights, options, &|_, _| Ok(None)).expect("a decoder")
+        GpuDecoder::new(machine, &self.hyper, &self.weights, options, &Defaults).expect("a decoder")
     }
 }
 
@@ -182,7 +183,7 @@ fn judge_chunks(backend: &dyn Backend, name: &str, chunk: usize, most: usize) ->
             let machine = Machine { backend, isa: Isa::Portable };
             let route = Some(Route::Launches);
             let options = Options { context, activations, route, sampled: false, ahead: AHEAD, chunk };
-            let decoder = GpuDecoder::new(machine, &loaded.hyper, &loaded.weights, options, &|_, _| Ok(None));
+            let decoder = GpuDecoder::new(machine, &loaded.hyper, &loaded.weights, options, &Defaults);
             let mut decoder = decoder.expect("a decoder");
             // Positions are the steps' matter; two steps show that they find what a chunk left in the cache.
             let mut prompt = prompt.clone();

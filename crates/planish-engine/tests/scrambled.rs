@@ -21,17 +21,16 @@ use planish_engine::gpu::{self, AHEAD, GpuDecoder};
 use planish_engine::gpu_step::StepSpec;
 use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::Origin;
-use planish_engine::plan::{Choices, Defaults, Entry};
+use planish_engine::plan::{Choices, Chosen, Defaults, Entry};
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Step, Watch, Work, serve_worker, worklist};
 use planish_engine::verify::{self, ExpectedFile};
 use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::Peak;
-use planish_kernels::gpu::decode;
-use planish_kernels::op::Machine;
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::weight::Activations;
 use planish_tune::store::{Layers, Mode, Store};
-use planish_tune::{Config, Event, Policy, Timings, Value, VirtualClock};
+use planish_tune::{Config, Event, Policy, Space, Timings, Value, VirtualClock};
 
 const SERVE: &str = "PLANISH_TEST_SERVE_ENGINE";
 
@@ -254,31 +253,42 @@ fn deterministic_tuning_gives_the_same_bits_over_twenty_runs() {
 /// The whole step on the host executor, from a few configurations that a restricted space leaves.
 #[test]
 fn whatever_wins_by_scrambled_times_leaves_the_step_of_a_gpu_right() {
+    check_part(None, &[("PATH", &["launches", "token"]), ("SPLITS", &["1", "4"])]);
+}
+
+/// The same for chunks of a prompt.
+#[test]
+fn whatever_wins_by_scrambled_times_leaves_the_prompts_of_a_gpu_right() {
+    check_part(Some(16), &[("ATTEND", &["tiles", "plain"]), ("THREADS", &["128", "256"])]);
+}
+
+/// Tunes a part of a tiny model, the values of its space cut down to `kept` and else to the default.
+#[track_caller]
+fn check_part(chunk: Option<usize>, kept: &[(&str, &[&str])]) {
     let Some(host) = host() else { return };
     let machine = Machine { backend: &host, isa: Isa::Portable };
     let path = common::golden_dir().join("tiny/llama-q4_0.gguf");
     let gguf = Arc::new(Gguf::open(&path).expect("a golden model"));
     let hyper = Hyper::read(&gguf).expect("hyperparameters");
     let weights = gpu::Weights::load(&gguf, &hyper, &host, 1).expect("weights");
-    let (context, activations) = (16, Activations::Int8);
-    let options = gpu::Options { context, activations, route: None, sampled: false, ahead: AHEAD, chunk: 0 };
-    let (shape, whole) = gpu::decoder::space(machine, &hyper, &weights, &options);
-    let mut space = whole.clone();
+    let (context, activations) = (32, Activations::Int8);
+    let chunks = chunk.unwrap_or(0);
+    let options = gpu::Options { context, activations, route: None, sampled: false, ahead: AHEAD, chunk: chunks };
+    let gpu::Part { op, shape, mut space } = gpu::parts(machine, &hyper, &weights, &options).pop().expect("a part");
     for p in &mut space.params {
-        let keep = match p.name {
-            "PATH" => vec![Value::from("launches"), Value::from("token")],
-            "SPLITS" => vec![Value::Int(1), Value::Int(4)],
-            name => space.default.get(name).cloned().into_iter().collect(),
-        };
-        p.values = keep;
+        let keep = kept.iter().find(|(name, _)| *name == p.name).map(|(_, values)| *values);
+        let is_default = |v: &Value| space.default.get(p.name) == Some(v);
+        p.values.retain(|v| keep.map_or(is_default(v), |keep| keep.contains(&v.to_string().as_str())));
     }
+    let (depth, tokens) = chunk.map_or((2, 2), |chunk| (0, chunk));
     let spec = StepSpec {
         device: "host".to_owned(),
         model: Origin::File(path),
         context,
         activations,
-        depth: 2,
-        tokens: 2,
+        chunk,
+        depth,
+        tokens,
         read_gb_s: None,
         threads: 1,
         arch: None,
@@ -286,10 +296,12 @@ fn whatever_wins_by_scrambled_times_leaves_the_step_of_a_gpu_right() {
     };
     let logits = |config: &Config| {
         let config = config.clone();
-        let choose =
-            move |_: &_, _: &_| Ok(Some(planish_engine::plan::Chosen { config: config.clone(), tier: "pinned" }));
+        let choose = move |of: &'static Op, _: &Shape, _: &Space| {
+            Ok((of.name == op.name).then(|| Chosen { config: config.clone(), tier: "pinned" }))
+        };
         let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &choose).expect("a decoder");
-        decoder.feed_all(&[5, 17, 42, 99, 3]).expect("logits").concat()
+        let prompt = decoder.feed(&[5, 17, 42, 99, 3, 8, 21]).expect("logits").to_vec();
+        [prompt, decoder.feed_all(&[5, 17, 42]).expect("logits").concat()].concat()
     };
     let wanted = logits(&space.default);
     let spread = wanted.iter().map(|v| f64::from(v * v)).sum::<f64>().sqrt();
@@ -300,7 +312,6 @@ fn whatever_wins_by_scrambled_times_leaves_the_step_of_a_gpu_right() {
     {
         let spec = StepSpec { deterministic, ..spec.clone() };
         let step = Arc::new(Step { space: space.clone(), floor: None, spec, ahead: None });
-        let op = &decode::OP.op;
         let works = [Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: Some(step), deterministic }];
         let identities = Identities::new(&machine, &policy(timings));
         let store = tune(&works, machine, &identities, timings);

@@ -2,14 +2,13 @@
 
 use anyhow::Result;
 use planish_device::Backend;
-use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
-use planish_engine::identity::{self, Identities, StoreChoices};
+use planish_engine::gpu::parts::freeze;
+use planish_engine::gpu::{self, GpuDecoder, Options, Part, Route, Weights};
+use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::{Made, ModelFile, Origin};
 use planish_engine::plan::{Choices, Chosen};
-use planish_engine::tuning::Work;
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::decode;
-use planish_kernels::op::{Machine, Shape};
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_tune::store::{Frozen, Mode, Store};
 use planish_tune::{Config, Policy, Space};
 
@@ -50,8 +49,10 @@ pub struct GpuSession {
     pub weights: Weights,
     /// Numerics and cache of its decoders.
     pub options: Options,
-    store: Store,
-    identities: Identities,
+    /// What tuning found on this and other machines.
+    pub store: Store,
+    /// Under which identity this machine and build look configurations up.
+    pub identities: Identities,
     mode: Mode,
     tune_command: String,
     deterministic: bool,
@@ -102,10 +103,7 @@ impl GpuSession {
             deterministic,
         };
         if let Some(lock) = args.lock().filter(|_| session.mode == Mode::Stored) {
-            let (shape, space) = session.space_at();
-            let config = session.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
-            let frozen = Frozen::new([session.identities.locked(identity::key_of(gpu::OP, &shape)?, &config)]);
-            session.mode = Mode::Replay(frozen.settle(lock).or_hint(session::LOCK_HINT)?);
+            session.mode = Mode::Replay(session.frozen()?.settle(lock).or_hint(session::LOCK_HINT)?);
         }
         Ok(session)
     }
@@ -122,34 +120,47 @@ impl GpuSession {
 
     /// The same with the values of `pinned` in the place of those that were chosen.
     pub fn decoder_with(&self, options: Options, pinned: &Config) -> Result<GpuDecoder<'_>> {
-        let choose = |shape: &Shape, space: &Space| {
-            let chosen = self.choose(shape, space)?;
-            if pinned.is_empty() {
+        let choose = |op: &'static Op, shape: &Shape, space: &Space| {
+            let chosen = self.choices().choose(op, shape, space)?;
+            if pinned.is_empty() || op.name != gpu::DECODE {
                 return Ok(chosen);
             }
             let base = chosen.map_or_else(|| space.default.clone(), |c| c.config);
             Ok(Some(Chosen { config: base.overlaid(pinned), tier: "pinned" }))
         };
-        Ok(GpuDecoder::new(self.machine(), &self.file.hyper, &self.weights, options, &choose)?)
+        self.decoder_of(options, &choose)
     }
 
-    /// Under which shape a choice for this model is stored, and what may be chosen.
-    fn space_at(&self) -> (Shape, Space) {
-        gpu::decoder::space(self.machine(), &self.file.hyper, &self.weights, &self.options)
+    /// The same by other choices.
+    pub fn decoder_of(&self, options: Options, choices: &dyn Choices) -> Result<GpuDecoder<'_>> {
+        Ok(GpuDecoder::new(self.machine(), &self.file.hyper, &self.weights, options, choices)?)
     }
 
-    /// The step of `decoder` if the store was asked and has no choice for it.
+    /// What has a configuration: the step, and the chunk of a prompt.
+    pub fn parts(&self) -> Vec<Part> {
+        gpu::parts(self.machine(), &self.file.hyper, &self.weights, &self.options)
+    }
+
+    /// What is chosen for all parts, as a decoder would freeze it.
+    pub fn frozen(&self) -> Result<Frozen> {
+        let parts = self.parts();
+        let chosen = parts.iter().map(|p| Ok(p.chosen(&self.choices())?)).collect::<Result<Vec<_>>>()?;
+        Ok(freeze(&self.machine(), parts.iter().zip(&chosen))?)
+    }
+
+    /// The parts of `decoder` for which the store was asked and has no choice.
     pub fn unknown(&self, decoder: &GpuDecoder<'_>) -> Option<Unknown> {
         let asked = matches!(self.mode, Mode::Stored | Mode::Pin(_));
-        let unknown = asked && matches!(decoder.chosen().tier, "default" | "prior");
-        unknown.then(|| Unknown { kernels: 1, of: 1, tune_with: self.tune_command.clone() })
+        let is_unknown = |(_, chosen): &(&Part, &Chosen)| matches!(chosen.tier, "default" | "prior");
+        let (kernels, of) = (decoder.parts().filter(is_unknown).count(), decoder.parts().count());
+        (asked && kernels > 0).then(|| Unknown { kernels, of, tune_with: self.tune_command.clone() })
     }
 
-    /// What may be chosen for this model, and what is.
+    /// What may be chosen for the step of this model, and what is.
     pub fn space(&self) -> Result<(Space, Config)> {
-        let (shape, space) = self.space_at();
-        let chosen = self.choose(&shape, &space)?.map_or_else(|| space.default.clone(), |c| c.config);
-        Ok((space, chosen))
+        let step = self.parts().swap_remove(0);
+        let chosen = step.chosen(&self.choices())?.config;
+        Ok((step.space, chosen))
     }
 
     /// Why the configuration does not allow this path, if it does not.
@@ -158,17 +169,10 @@ impl GpuSession {
         Ok(space.violated(&chosen.with("PATH", route.name())))
     }
 
-    /// What is chosen for the step as an item of a worklist.
-    pub fn chosen(&self, work: &Work) -> Result<Chosen> {
-        let space = work.space(&self.machine());
-        let chosen = self.choose(&work.shape, &space)?;
-        Ok(chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" }))
-    }
-
-    fn choose(&self, shape: &Shape, space: &Space) -> planish_engine::Result<Option<Chosen>> {
+    /// Where configurations come from, as the store stands now.
+    pub fn choices(&self) -> StoreChoices<'_> {
         let (snapshot, deterministic) = (self.store.snapshot(), self.deterministic);
-        let choices = StoreChoices { snapshot, identities: &self.identities, mode: &self.mode, deterministic };
-        choices.choose(&decode::OP.op, shape, space)
+        StoreChoices { snapshot, identities: &self.identities, mode: &self.mode, deterministic }
     }
 
     /// The device in words.
@@ -177,6 +181,7 @@ impl GpuSession {
     }
 }
 
-fn machine(backend: &dyn Backend) -> Machine<'_> {
+/// The machine of a GPU's `backend`.
+pub fn machine(backend: &dyn Backend) -> Machine<'_> {
     Machine { backend, isa: Isa::Portable }
 }

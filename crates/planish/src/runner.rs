@@ -161,11 +161,14 @@ pub fn gpu_facts(session: &GpuSession, decoder: &GpuDecoder<'_>) -> Result<(Vec<
         ("device", format!("{}, {}", session.device, session.label())),
         ("path", format!("{path}, {launches} launches a token")),
         ("choices", format!("{}, {}", chosen.tier, chosen.config)),
-        ("digest", frozen.digest().to_owned()),
     ];
+    let chunks = decoder.parts().nth(1).map(|(_, chosen)| chosen);
+    rows.extend(chunks.map(|c| ("in chunks", format!("{}, {}", c.tier, c.config))));
+    rows.push(("digest", frozen.digest().to_owned()));
+    let prefill = chunks.map(|c| json!({ "config": c.config, "tier": c.tier }));
     let fields = json!({
         "device": session.device.to_string(), "label": session.label(), "path": path, "launches": launches,
-        "config": chosen.config, "tier": chosen.tier, "digest": frozen.digest(), "unknown": unknown,
+        "config": chosen.config, "tier": chosen.tier, "prefill": prefill, "digest": frozen.digest(), "unknown": unknown,
     });
     rows.extend(unknown.map(|u| ("unknown", u.to_string())));
     Ok((rows, fields))

@@ -124,7 +124,7 @@ struct SourceArgs {
 /// Reads a pin of an op that there is; every flag that pins reads its value here.
 pub fn pin(text: &str) -> Result<Pin, String> {
     let pin: Pin = text.parse().map_err(|e: Error| format!("{e}; {}", e.next_step().unwrap_or_default()))?;
-    if pin.op != gpu::OP {
+    if !gpu::OPS.contains(&pin.op.as_str()) {
         find_op(&pin.op)?;
     }
     Ok(pin)
@@ -132,8 +132,10 @@ pub fn pin(text: &str) -> Result<Pin, String> {
 
 /// The mode in which `all` pins hold for work on `device`, which has its own ops; no pin leaves all to the store.
 pub fn pinned(all: &[Pin], device: Device) -> Result<Mode> {
-    if let Some(Pin { op, .. }) = all.iter().find(|p| (p.op == gpu::OP) == (device == Device::Cpu)) {
-        let known = if device == Device::Cpu { "--device cuda or host has that one" } else { "it runs decode" };
+    let of_gpu = |p: &&Pin| gpu::OPS.contains(&p.op.as_str());
+    if let Some(Pin { op, .. }) = all.iter().find(|p| of_gpu(p) == (device == Device::Cpu)) {
+        let ours = || format!("it runs {}", gpu::OPS.join(" and "));
+        let known = if device == Device::Cpu { "--device cuda or host has that one".to_owned() } else { ours() };
         return Err(anyhow!("--pin {op}: --device {device} does not run {op}")).hint(known);
     }
     let pins = Pins::new(all)?;

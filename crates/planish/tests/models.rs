@@ -222,6 +222,34 @@ fn a_model_runs_on_the_kernels_of_gpus() {
     assert_eq!(report["ids"].as_array().map(Vec::len), Some(6), "{report}");
 }
 
+/// What takes a prompt has a configuration as steps have, and obeys the same flags.
+#[test]
+fn prompts_on_a_gpu_go_by_pins_and_locks() {
+    if !host_executor() {
+        return;
+    }
+    let (model, folder) = (model("llama-q4_0"), TempDir::new().unwrap());
+    let lock = folder.path().join("a.lock");
+    let lock = lock.to_str().unwrap();
+    let run = |flags: &[&str]| {
+        let args =
+            ["run", &model, "hello", "--raw", "--json", "--device", "host", "--context", "32", "--max-tokens", "2"];
+        let report = check_json(&[&args[..], flags].concat());
+        let prefill = &report["prefill"];
+        let text = |v: &Value| v.as_str().unwrap().to_owned();
+        (text(&prefill["tier"]), text(&prefill["config"]["ATTEND"]), text(&report["digest"]))
+    };
+    let plain = run(&["--off"]);
+    assert_eq!((plain.0.as_str(), plain.1.as_str()), ("default", "tiles"));
+    let pinned = run(&["--pin", "prefill.ATTEND=plain"]);
+    assert_eq!((pinned.0.as_str(), pinned.1.as_str(), pinned.2 == plain.2), ("pinned", "plain", false));
+    let locked = run(&["--lock", lock]);
+    assert_eq!(locked, ("locked".to_owned(), plain.1.clone(), plain.2.clone()));
+    assert_eq!(run(&["--replay", lock]), locked);
+    assert!(fs::read_to_string(lock).unwrap().contains("\"op\":\"prefill\""));
+    check_refused(&["run", &model, "x", "--pin", "prefill.ATTEND=plain"], &["--pin prefill", "--device cuda or host"]);
+}
+
 #[test]
 fn every_path_is_verified_against_f64_and_the_others() {
     if !host_executor() {

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use planish_kernels::op::Machine;
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::weight::Activations;
-use planish_tune::Config;
+use planish_tune::{Config, Space};
 use serde::Serialize;
 
 use super::Case;
@@ -375,33 +375,46 @@ pub struct OnGpu<'a> {
     pub chunk: usize,
 }
 
+/// A configuration of one part of a model on a GPU, the other at its default, and the path that is asked for.
+struct GpuWay {
+    route: Option<Route>,
+    op: &'static str,
+    config: Config,
+}
+
 impl OnGpu<'_> {
     fn options(&self, class: &Class, context: usize, route: Option<Route>) -> gpu::Options {
         let (activations, chunk) = (class.activations, self.chunk);
         gpu::Options { context, activations, route, sampled: false, ahead: gpu::AHEAD, chunk }
     }
 
-    /// The paths at the default configuration, then configurations that have every value of every parameter.
-    fn ways(&self, options: &gpu::Options, every: bool) -> Vec<(Option<Route>, Config)> {
-        let (_, space) = gpu::decoder::space(self.machine, &self.model.file.hyper, self.weights, options);
+    /// The paths at the default configuration, then configurations that have every value of every parameter: those of the
+    /// step, then those of chunks.
+    fn ways(&self, options: &gpu::Options, every: bool) -> Vec<GpuWay> {
+        let parts = gpu::parts(self.machine, &self.model.file.hyper, self.weights, options);
+        let space = &parts[0].space;
         let path = |r: &Route| space.default.clone().with("PATH", r.name());
         let routes = Route::ALL.into_iter().filter(|r| space.violated(&path(r)).is_none());
-        let routes = routes.map(|r| (Some(r), path(&r))).collect::<Vec<_>>();
-        let more = if every { cover(&space) } else { Vec::new() };
-        routes.into_iter().chain(more.into_iter().map(|c| (None, c))).collect()
+        let routes = routes.map(|r| GpuWay { route: Some(r), op: gpu::DECODE, config: path(&r) });
+        let of = |p: &gpu::Part| {
+            let op = p.op.name;
+            cover(&p.space).into_iter().map(move |config| GpuWay { route: None, op, config })
+        };
+        routes.chain(parts.iter().filter(|_| every).flat_map(of)).collect()
     }
 
     fn decoder<'d>(
         &self,
         (hyper, weights): (&'d Hyper, &gpu::Weights),
         options: gpu::Options,
-        config: &Config,
+        way: &GpuWay,
     ) -> Result<GpuDecoder<'d>>
     where
         Self: 'd,
     {
-        let chosen = Chosen { config: config.clone(), tier: "pinned" };
-        GpuDecoder::new(self.machine, hyper, weights, options, &|_, _| Ok(Some(chosen.clone())))
+        let chosen = Chosen { config: way.config.clone(), tier: "pinned" };
+        let choices = |op: &'static Op, _: &Shape, _: &Space| Ok((op.name == way.op).then(|| chosen.clone()));
+        GpuDecoder::new(self.machine, hyper, weights, options, &choices)
     }
 
     /// Runs `case` on the GPU.
@@ -414,23 +427,28 @@ impl OnGpu<'_> {
         // The cache of a GPU is f16.
         for class in effort.classes.iter().filter(|c| c.kv == KvType::F16 && c.known(&prompts)) {
             let more = self.ways(&self.options(class, context, None), effort.every_way);
-            // A prompt goes through kernels of its own, which are the same in every way.
-            let news = |number| (number, News { prefill: number == 0, ..News::ALL });
-            let feeding = Feeding { prompts: &prompts, stepped: effort.stepped, head: 0 };
-            all.extend(turns(class, (0..more.len()).map(news).collect(), &feeding));
+            // A prompt goes through kernels of its own, which are the same in every way of the step.
+            let news = |(number, way): (usize, &GpuWay)| match way.op {
+                gpu::PREFILL => (number, News { prefill: true, ..News::default() }),
+                _ => (number, News { prefill: number == 0, ..News::ALL }),
+            };
+            let head = self.chunk + self.chunk / 4 + 1;
+            let feeding = Feeding { prompts: &prompts, stepped: effort.stepped, head };
+            all.extend(turns(class, more.iter().enumerate().map(news).collect(), &feeding));
             ways.extend(more);
         }
         let mut walk = Walk::new(&prompts, effort, &all);
-        for (turn, (route, config)) in all.iter().zip(&ways) {
-            let (class, options) = (turn.class, self.options(turn.class, context, *route));
+        for (turn, way) in all.iter().zip(&ways) {
+            let (class, options) = (turn.class, self.options(turn.class, context, way.route));
             let failed = |prompt: &Prompt, feed: Path, verdict: Verdict| {
                 let scene = Scene { machine: self.cpu, model: self.model, prompt, feed, chunk: prompt.ids.len() };
-                let cut = |layers| self.cut(layers, (prompt, feed), options, config);
+                let cut = |layers| self.cut(layers, (prompt, feed), options, way);
                 let left = Some(first_left_on_gpu(&scene, class, &cut)?);
-                let (case, mode, ops) = (case.name.to_owned(), class.mode, vec![format!("{}: {config}", gpu::OP)]);
+                let ops = vec![format!("{}: {}", way.op, way.config)];
+                let (case, mode) = (case.name.to_owned(), class.mode);
                 Ok(Failure { case, mode, way: turn.number, verdict, ops, left })
             };
-            let mut decoder = self.decoder((hyper, self.weights), options, config)?;
+            let mut decoder = self.decoder((hyper, self.weights), options, way)?;
             walk.ran.programs += 1;
             if walk.take(turn, &mut decoder, &failed)? == Flow::Stop {
                 break;
@@ -445,12 +463,12 @@ impl OnGpu<'_> {
         layers: usize,
         (prompt, feed): (&Prompt, Path),
         options: gpu::Options,
-        config: &Config,
+        way: &GpuWay,
     ) -> Result<Vec<f32>> {
         let mut hyper = self.model.file.hyper.clone();
         hyper.layers = layers;
         let weights = self.weights.first(layers);
-        let mut decoder = self.decoder((&hyper, &weights), options, config)?;
+        let mut decoder = self.decoder((&hyper, &weights), options, way)?;
         let ids = &prompt.ids;
         match feed {
             Path::Prefill => Ok(decoder.feed(ids)?.to_vec()),

@@ -6,6 +6,7 @@ use planish_device::{Init, Sequence, Slice};
 use planish_kernels::gpu::decode::model::{Memory, Model, ModelAt};
 use planish_kernels::gpu::prefill::{self, PrefillMemory};
 use planish_kernels::op::Machine;
+use planish_tune::Config;
 
 use crate::error::{Error, Result};
 
@@ -18,13 +19,19 @@ pub const TOKENS: usize = 512;
 /// A recorded chunk.
 pub struct Chunks {
     size: usize,
+    bytes: usize,
     words: Slice,
     sequence: Sequence,
 }
 
 impl Chunks {
-    /// Allocates the memory of chunks of up to `size` tokens and records one.
-    pub fn new(machine: Machine<'_>, model: (&Model, &ModelAt), memory: &Memory, size: usize) -> Result<Chunks> {
+    /// Allocates the memory of chunks of up to `size` tokens and records one under `config`.
+    pub fn new(
+        machine: Machine<'_>,
+        model: (&Model, &ModelAt),
+        memory: &Memory,
+        (size, config): (usize, &Config),
+    ) -> Result<Chunks> {
         let size = size.next_multiple_of(prefill::ROWS);
         let backend = machine.backend;
         let zeros = |bytes: usize| -> Result<Slice> { Ok(backend.alloc(bytes, Init::Zero)?.all()) };
@@ -33,11 +40,20 @@ impl Chunks {
             weights: zeros(PrefillMemory::weights_bytes(model))?,
             rows: zeros(PrefillMemory::rows_bytes(model, size))?,
         };
-        let config = prefill::space(model, &machine).default;
-        let launches = prefill::launches(model, memory, &own, size, &config, &machine);
+        let launches = prefill::launches(model, memory, &own, size, config, &machine);
         let refused = |r| Error::request(format!("chunks of {size} tokens with {config}: {r}"));
         let sequence = backend.record_graph(&launches.map_err(refused)?)?;
-        Ok(Chunks { size, words: own.words, sequence })
+        Ok(Chunks { size, bytes: own.weights.len + own.rows.len, words: own.words, sequence })
+    }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What is submitted for each chunk.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
     }
 
     /// Feeds the first of `ids`, as many as a chunk takes, from `position` on, and returns how many.

@@ -12,17 +12,17 @@ use planish_kernels::op::{Attrs, Machine, OpCall, Shape};
 use planish_kernels::rope_table::RopeTable;
 use planish_kernels::weight::Activations;
 use planish_tune::store::Frozen;
-use planish_tune::{Config, Policy, Space, Value};
+use planish_tune::{Config, Space, Value};
 
-use super::OP;
 use super::chunk::{self, Chunks};
+use super::parts::{Part, freeze, model, parts};
 use super::weights::Weights;
-use crate::arch::{Activation, Hyper};
+use crate::arch::Hyper;
 use crate::decoder::DEADLINE;
 use crate::error::{Error, Result};
 use crate::generate::Flow;
-use crate::identity::{Identities, key_of};
-use crate::plan::Chosen;
+use crate::identity::key;
+use crate::plan::{Choices, Chosen};
 
 /// Steps that are on the device before the host knows the token of the first of them, where nobody says otherwise.
 pub const AHEAD: usize = 3;
@@ -94,9 +94,6 @@ pub struct Spent {
     pub waiting: Duration,
 }
 
-/// Gives the configuration of a step of this shape, when one has been chosen.
-pub type Choose<'c> = &'c dyn Fn(&Shape, &Space) -> Result<Option<Chosen>>;
-
 /// How a token is drawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum By {
@@ -142,8 +139,9 @@ pub struct GpuDecoder<'a> {
     steps: Steps,
     chunks: Option<Chunks>,
     route: Route,
-    shape: Shape,
-    chosen: Chosen,
+    parts: Vec<Part>,
+    /// Of each part.
+    chosen: Vec<Chosen>,
     frozen: Frozen,
     position: usize,
     flying: VecDeque<Token>,
@@ -168,28 +166,29 @@ impl<'a> GpuDecoder<'a> {
         hyper: &'a Hyper,
         weights: &Weights,
         options: Options,
-        choose: Choose<'_>,
+        choices: &dyn Choices,
     ) -> Result<Self> {
         crate::decoder::check_context(hyper, options.context)?;
         if options.ahead == 0 || options.ahead > RING / 2 {
             return Err(Error::request(format!("{} steps ahead of the host: 1 to {}", options.ahead, RING / 2)));
         }
-        let (model, shape) = (model(hyper, weights, &options), shape(hyper, weights, &options));
+        let model = model(hyper, weights, &options);
         model.check().map_err(|e| Error::model(e).with_hint("run it with --device cpu"))?;
-        let space = decode::space((&model, &weights.at), &machine);
-        let chosen = choose(&shape, &space)?;
-        let chosen = chosen.unwrap_or_else(|| Chosen { config: space.default.clone(), tier: "default" });
-        let (route, config) = along(&space, &chosen.config, options.route)?;
-        let tier = if config == chosen.config { chosen.tier } else { "pinned" };
-        let chosen = Chosen { config, tier };
-        let locked = Identities::new(&machine, &Policy::default()).locked(key_of(OP, &shape)?, &chosen.config);
-        let frozen = Frozen::new([locked]);
+        let parts = parts(machine, hyper, weights, &options);
+        let mut chosen = parts.iter().map(|part| part.chosen(choices)).collect::<Result<Vec<_>>>()?;
+        let (route, config) = along(&parts[0].space, &chosen[0].config, options.route)?;
+        let tier = if config == chosen[0].config { chosen[0].tier } else { "pinned" };
+        chosen[0] = Chosen { config, tier };
+        let frozen = freeze(&machine, parts.iter().zip(&chosen))?;
+        // Whatever is captured is captured with what is frozen.
+        let config = |part: &Part| -> Result<&Config> {
+            Ok(&frozen.get(&key(part.op, &part.shape)?).expect("frozen above").config)
+        };
         let memory = memory(machine, &model, weights)?;
         let settings = machine.backend.alloc(4 * SETTINGS, Init::Zero)?.all();
         let window = machine.backend.alloc(4 * (2 + HISTORY), Init::Zero)?.all();
-        // Whatever is captured is captured with what is frozen.
         let record = |draw: &Draw| -> Result<Sequence> {
-            let config = &frozen.get(&key_of(OP, &shape)?).expect("frozen above").config;
+            let config = config(&parts[0])?;
             let launches = decode::step((&model, &weights.at), &memory, draw, config, &machine);
             let refused = |r| Error::request(format!("a step with {config}: {r}"));
             let launches = launches.map_err(refused)?;
@@ -206,7 +205,8 @@ impl<'a> GpuDecoder<'a> {
             penalised: sampled(Some(&window))?,
         };
         let chunk = options.chunk.min(options.context);
-        let chunks = (chunk > 0).then(|| Chunks::new(machine, (&model, &weights.at), &memory, chunk)).transpose()?;
+        let chunks = |part| Chunks::new(machine, (&model, &weights.at), &memory, (chunk, config(part)?));
+        let chunks = parts.get(1).map(chunks).transpose()?;
         let (flying, logits) = (VecDeque::with_capacity(options.ahead), vec![0.0; hyper.vocab]);
         let bytes = Vec::with_capacity(4 * hyper.vocab);
         Ok(GpuDecoder {
@@ -219,7 +219,7 @@ impl<'a> GpuDecoder<'a> {
             steps,
             chunks,
             route,
-            shape,
+            parts,
             chosen,
             frozen,
             position: 0,
@@ -252,12 +252,17 @@ impl<'a> GpuDecoder<'a> {
 
     /// The shape under which its configuration is stored.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.parts[0].shape
     }
 
-    /// The configuration in use and where it comes from.
+    /// The configuration of its steps and where it comes from.
     pub fn chosen(&self) -> &Chosen {
-        &self.chosen
+        &self.chosen[0]
+    }
+
+    /// Every part of it that has a configuration, with that.
+    pub fn parts(&self) -> impl Iterator<Item = (&Part, &Chosen)> {
+        self.parts.iter().zip(&self.chosen)
     }
 
     /// What it was recorded with; equal digests launch equal configurations.
@@ -270,9 +275,10 @@ impl<'a> GpuDecoder<'a> {
         self.steps.likeliest.launches
     }
 
-    /// The recorded steps, for those who look at their launches.
+    /// The recorded steps and the recorded chunk, for those who look at their launches.
     pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
-        [&self.steps.watch, &self.steps.likeliest].into_iter().chain(&self.steps.settings)
+        let chunk = self.chunks.as_ref().map(Chunks::sequence);
+        [&self.steps.watch, &self.steps.likeliest].into_iter().chain(&self.steps.settings).chain(chunk)
     }
 
     /// What the host did during the last `draw`.
@@ -283,6 +289,11 @@ impl<'a> GpuDecoder<'a> {
     /// Bytes of the key/value cache.
     pub fn kv_bytes(&self) -> usize {
         self.memory.keys.len + self.memory.values.len
+    }
+
+    /// Bytes of what chunks of a prompt need beside a step's.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunks.as_ref().map_or(0, Chunks::bytes)
     }
 
     /// Forgets all tokens after the first `position`.
@@ -377,7 +388,7 @@ impl<'a> GpuDecoder<'a> {
     /// The launches of a step as path `launches` has them, the draw of the likeliest token behind them; `weights` are those
     /// that the decoder was built with.
     pub fn phases(&self, weights: &Weights) -> Result<Vec<Launch>> {
-        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen.config);
+        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen[0].config);
         let config = config.clone().with(PATH, Route::Launches.name());
         let launches = decode::step((&model, &weights.at), &self.memory, &Draw::Greedy, &config, &self.machine);
         launches.map_err(|r| Error::request(format!("a step with {config}: {r}")))
@@ -388,7 +399,7 @@ impl<'a> GpuDecoder<'a> {
         if !matches!(self.route, Route::Token | Route::Layer) {
             return Ok(None);
         }
-        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen.config);
+        let (model, config) = (model(self.hyper, weights, &self.options), &self.chosen[0].config);
         let refused = |r| Error::request(format!("a stamped step with {config}: {r}"));
         let bytes = Stamped::ticks_bytes(&model, config).map_err(refused)?;
         let ticks = self.machine.backend.alloc(bytes, Init::Zero)?.all();
@@ -460,61 +471,6 @@ impl<'a> GpuDecoder<'a> {
         }
         Ok(&self.logits)
     }
-}
-
-/// The numbers of a model as the kernels take them.
-fn model(hyper: &Hyper, weights: &Weights, options: &Options) -> Model {
-    let first = weights.at.layers.first();
-    Model {
-        hidden: hyper.hidden,
-        layers: hyper.layers,
-        heads: hyper.heads,
-        kv_heads: hyper.kv_heads,
-        head_dim: hyper.head_dim,
-        rotary: hyper.rope_dims,
-        ffn: hyper.ffn,
-        vocab: hyper.vocab,
-        capacity: options.context,
-        neighbours: hyper.rope_interleaved,
-        gelu: hyper.activation == Activation::GeluTanh,
-        head_norms: first.is_some_and(|l| l.head_norms.is_some()),
-        biases: first.is_some_and(|l| l.biases.is_some()),
-        post_norms: first.is_some_and(|l| l.post_norms.is_some()),
-        int8: options.activations == Activations::Int8,
-        eps: hyper.eps,
-        scale: hyper.attn_scale,
-        softcap: hyper.attn_softcap.unwrap_or(0.0),
-        logit_softcap: hyper.logit_softcap.unwrap_or(0.0),
-        embedding_scale: hyper.embedding_scale,
-    }
-}
-
-/// What a decoder's configuration is stored under, and what it may be.
-pub fn space(machine: Machine<'_>, hyper: &Hyper, weights: &Weights, options: &Options) -> (Shape, Space) {
-    let model = model(hyper, weights, options);
-    (shape(hyper, weights, options), decode::space((&model, &weights.at), &machine))
-}
-
-/// What a configuration is chosen for: sizes, numerics and the types of weights.
-fn shape(hyper: &Hyper, weights: &Weights, options: &Options) -> Shape {
-    let mut types: Vec<&str> = Vec::new();
-    for layer in &weights.at.layers {
-        types.extend(layer.qkv.iter().chain([&layer.out, &layer.gate_up, &layer.down]).map(|at| at.ty.name()));
-    }
-    types.sort_unstable();
-    types.dedup();
-    let sizes = [
-        ("hidden", hyper.hidden),
-        ("layers", hyper.layers),
-        ("heads", hyper.heads),
-        ("kv_heads", hyper.kv_heads),
-        ("head_dim", hyper.head_dim),
-        ("ffn", hyper.ffn),
-        ("vocab", hyper.vocab),
-    ];
-    let shape = sizes.into_iter().fold(Shape::new(), |shape, (name, n)| shape.with(name, n as i64));
-    let shape = shape.with("class", options.activations.name()).with("types", types.join("+").as_str());
-    shape.with("head", weights.at.head.ty.name())
 }
 
 /// The configuration on `route`, its other values as they are, and the route that it says where none is asked for.

@@ -6,10 +6,16 @@ pub mod chunk;
 pub mod decoder;
 pub mod generate;
 pub mod layout;
+pub mod parts;
 pub mod weights;
 
-/// Name of the whole step in stores, pins and locks.
-pub const OP: &str = planish_kernels::gpu::decode::OP.op.name;
+/// Names of the whole step and of a chunk of a prompt in stores, pins and locks.
+pub const OPS: [&str; 2] = [DECODE, PREFILL];
+/// The step.
+pub const DECODE: &str = planish_kernels::gpu::decode::OP.op.name;
+/// The chunk.
+pub const PREFILL: &str = planish_kernels::gpu::prefill::OP.op.name;
 
 pub use decoder::{AHEAD, By, GpuDecoder, Options, Route, Spent, Window};
+pub use parts::{Part, parts};
 pub use weights::Weights;

@@ -11,7 +11,7 @@ use planish_engine::gpu::{self, GpuDecoder};
 use planish_engine::identity::Identities;
 use planish_engine::plan::{Chosen, Entry};
 use planish_engine::tuning::{self, Setting, Work};
-use planish_kernels::op::Shape;
+use planish_kernels::op::{Op, Shape};
 use planish_tune::store::{Mode, Pin};
 use planish_tune::{Config, Policy, Rejection, Space, WallClock};
 use serde::{Deserialize, Serialize};
@@ -186,22 +186,26 @@ fn on_gpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let context = needed(args, session.options.context)?;
     let machine = session.machine();
     let decoder = |mode: &Mode| -> Result<GpuDecoder<'_>> {
-        let choose = |_: &Shape, space: &Space| {
+        let choose = |op: &'static Op, _: &Shape, space: &Space| {
             let Mode::Pin(pins) = mode else { return Ok(None) };
-            Ok(pins.config(gpu::OP, &space.default).map(|config| Chosen { config, tier: "pinned" }))
+            Ok(pins.config(op.name, &space.default).map(|config| Chosen { config, tier: "pinned" }))
         };
-        Ok(GpuDecoder::new(machine, &session.file.hyper, &session.weights, session.options, &choose)?)
+        session.decoder_of(session.options, &choose)
     };
     let [mut a, mut b] = [decoder(&sides[0])?, decoder(&sides[1])?];
     let digests = [&a, &b].map(|d| d.frozen().digest().to_owned());
-    let configs = [&a, &b].map(|d| d.chosen().config.clone());
     let (identities, clock) = (Identities::new(&machine, &Policy::default()), WallClock::start());
     let worker = worker(&[])?;
     let setting = workbench::setting(machine, session.device, (&identities, &worker, &clock));
-    ui.note("checking the step in both configurations");
-    let gate = gated(&step::work(&session, &args.session)?, &configs, &setting)?;
-    // The prompt goes through kernels of its own, which no pin changes.
-    let paths = [configs[0] != configs[1], false];
+    ui.note("checking both configurations");
+    let (mut gate, mut paths) = (Vec::new(), [false; 2]);
+    let configs = a.parts().zip(b.parts()).map(|((_, a), (_, b))| [a.config.clone(), b.config.clone()]);
+    for ((work, configs), differs) in step::works(&session, &args.session)?.iter().zip(configs).zip(&mut paths) {
+        *differs = configs[0] != configs[1];
+        if *differs || work.op.name == gpu::DECODE {
+            gate.extend(gated(work, &configs, &setting)?);
+        }
+    }
     let ids = ids(&session.file.tokenizer, context - 1)?;
     let (model, label) = (session.file.path.display().to_string(), session.label().to_owned());
     let made = Made { model, device: session.device.to_string(), label, digests, gate, paths };

@@ -8,12 +8,12 @@ use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use planish_device::cuda::nvrtc::{Nvrtc, Resources};
 use planish_device::{Source, recorder};
-use planish_engine::gpu::{self, GpuDecoder, Options, Route, Weights};
+use planish_engine::gpu::{GpuDecoder, Options, Route, Weights};
 use planish_engine::model::{Made, Origin};
 use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
-use planish_kernels::op::{Machine, Shape};
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_tune::Space;
 use planish_tune::store::{Mode, Pins};
 use serde_json::json;
@@ -111,8 +111,8 @@ fn programs((model, origin): (&String, Origin), args: &CompileArgs, jobs: &mut B
         Mode::Replay(_) => return Err(anyhow!("--replay: compile takes defaults and pins")).hint("use --pin"),
         Mode::Stored | Mode::Off => Pins::default(),
     };
-    let choose = |_: &Shape, space: &Space| {
-        let config = pins.config(gpu::OP, &space.default).unwrap_or_else(|| space.default.clone());
+    let choose = |op: &'static Op, _: &Shape, space: &Space| {
+        let config = pins.config(op.name, &space.default).unwrap_or_else(|| space.default.clone());
         Ok(Some(Chosen { config, tier: "pinned" }))
     };
     let card = record::card(&args.arch);

@@ -384,7 +384,11 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start:
     let report = report.after(start.elapsed());
     let items = accept::refuted(&report, &decode, &prefill);
     let machine = Machine { backend: &session.cpu, isa: session.isa };
-    let put_back = accept::put_back(&items, machine, &session.identities, &mut session.store)?;
+    let space_of = |(op, shape): &accept::Item| {
+        let space = (op.space)(shape, &machine);
+        if session.deterministic { op.in_order(space) } else { space }
+    };
+    let put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store)?;
     let digest = session.decoder()?.frozen().digest().to_owned();
     accept::remember(&report, &digest, &session.identities, &mut session.store)?;
     for warning in session.store.take_warnings() {
