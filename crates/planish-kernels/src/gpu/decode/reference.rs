@@ -62,6 +62,8 @@ pub struct Given {
 pub struct Gives<T> {
     /// `[vocab]`.
     pub logits: Vec<T>,
+    /// What the head is given, `[hidden]`.
+    pub last: Vec<T>,
     /// For each layer the new key and the new value, `[kv_heads][head_dim]`.
     pub new: Vec<[Vec<T>; 2]>,
 }
@@ -89,7 +91,7 @@ pub fn step_stored<T: Real>(m: &Model, given: &Given, nudge: f64, stored: &dyn F
     if m.logit_softcap > 0.0 {
         logits.iter_mut().for_each(|v| *v = softcap(*v, f64::from(m.logit_softcap)));
     }
-    Gives { logits, new }
+    Gives { logits, last: x, new }
 }
 
 fn one<T: Real>(
