@@ -18,6 +18,9 @@ use crate::tuned::{Kernel, Run, Tuned, Whole};
 use crate::ui::Ui;
 use crate::{Outcome, report};
 
+/// Combinations of a space up to which a page lists those that are forbidden; of more it tells how many.
+const LISTED_MOST: usize = 20_000;
+
 /// How the end-to-end check went.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EndToEnd {
@@ -108,8 +111,11 @@ impl Bought {
             };
             kernel.share = Some(row.share);
             let space = row.work.space(&known.machine);
-            let forbidden = |c: Config| space.violated(&c).map(|why| (c, why));
-            kernel.forbidden = space.candidates().into_iter().filter_map(forbidden).collect();
+            let size = space.params.iter().map(|p| p.values.len()).fold(1, usize::saturating_mul);
+            if size <= LISTED_MOST {
+                let forbidden = |c: Config| space.violated(&c).map(|why| (c, why));
+                kernel.forbidden = space.candidates().into_iter().filter_map(forbidden).collect();
+            }
             tuned.kernels.push(kernel);
         }
         tuned.whole = Whole::of_set(&known.digest, known.store);
