@@ -38,24 +38,42 @@ pub struct Case {
     pub launched: Shape,
 }
 
+/// What a case will be, before its inputs and expected outputs are made.
+pub struct Plan {
+    /// Shape of the problem.
+    pub shape: Shape,
+    /// Seed of its inputs.
+    pub seed: u64,
+    /// Their kind.
+    pub fill: Fill,
+    /// Shape of the launches.
+    pub launched: Shape,
+}
+
 /// The cases of `op` at `shape`: each of its shapes with ordinary inputs, and with extreme ones in a short step.
 pub fn cases(op: &Op, shape: &Shape, seed: u64) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (i, shape) in (op.cases)(shape).iter().enumerate() {
+    let made = |p: Plan| Case { problem: (op.problem)(&p.shape, p.seed, p.fill), launched: p.launched };
+    plans(op, shape, seed).into_iter().map(made).collect()
+}
+
+/// The same before they are made.
+pub fn plans(op: &Op, shape: &Shape, seed: u64) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for (i, shape) in (op.cases)(shape).into_iter().enumerate() {
         let seed = seed.wrapping_add(i as u64);
-        cases.push(Case { problem: (op.problem)(shape, seed, Fill::Random), launched: shape.clone() });
+        plans.push(Plan { shape: shape.clone(), seed, fill: Fill::Random, launched: shape.clone() });
         let batch = if shape.has("batch") { shape.size("batch") as i64 } else { 1 };
         // Steps of one token are never short, and have kernels of their own; so have ops whose shape has no steps.
         let launched = if batch == 1 { shape.clone() } else { shape.clone().with("batch", batch + SHORT) };
-        cases.push(Case { problem: (op.problem)(shape, seed ^ 0x5eed, Fill::Extreme), launched });
+        plans.push(Plan { shape, seed: seed ^ 0x5eed, fill: Fill::Extreme, launched });
     }
-    let smallest = cases.last().map(|case| case.problem.shape.clone());
+    let smallest = plans.last().map(|plan| plan.shape.clone());
     if let Some(shape) = smallest.filter(|shape| is_scaled(op, shape)) {
         for fill in [Fill::Huge, Fill::Tiny] {
-            cases.push(Case { problem: (op.problem)(&shape, seed, fill), launched: shape.clone() });
+            plans.push(Plan { shape: shape.clone(), seed, fill, launched: shape.clone() });
         }
     }
-    cases
+    plans
 }
 
 /// Whether `op` is to be tried with inputs of other magnitudes, which tensors of halves cannot hold.

@@ -90,3 +90,41 @@ impl Backend for Telling {
         self.inner.time(sequences, reps)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::gpu::record;
+    use crate::op::Machine;
+    use crate::subject::{OpSubject, Spec};
+    use planish_tune::Subject;
+
+    #[test]
+    fn a_worker_sees_the_machine_that_it_wraps() {
+        let card: &'static dyn Backend = Box::leak(Box::new(record::card("sm_90a").with_library("cublaslt 12.9.3")));
+        let tell: Tell = Arc::new(|_| {});
+        let telling = Telling::new(card, &tell);
+        assert_eq!(telling.identity(), card.identity());
+        assert_eq!(format!("{:?}", telling.limits()), format!("{:?}", card.limits()));
+        assert_eq!(telling.library().expect("a library"), "cublaslt 12.9.3");
+        let spec = Spec {
+            device: "cuda:0".to_owned(),
+            op: "gemm".to_owned(),
+            shape: "m=4096,n=4096,k=4096,layout=nt,out=bf16,type=bf16".parse().expect("a shape"),
+            rotate_bytes: 0,
+            read_gb_s: None,
+            peak: None,
+            seed: 1,
+            deterministic: false,
+        };
+        let space = |backend| {
+            let subject = OpSubject::new(spec.clone(), Machine { backend, isa: Isa::Portable }).expect("a subject");
+            (subject.space().digest(), subject.space().default.clone())
+        };
+        assert_eq!(space(&telling), space(card));
+        assert_eq!(space(&telling).1.name("VARIANT"), Some("wgmma"));
+    }
+}

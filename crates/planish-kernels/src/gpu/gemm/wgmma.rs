@@ -8,7 +8,7 @@ use planish_tune::{Config, Constraint, Rejection, Space, Value};
 use super::{GemmTypes, types};
 use crate::gpu::text::{IO, KernelLaunch, Text, io_code, knob};
 use crate::gpu::wgmma::{self, ALIGN, ROW, WGMMA, WGMMA_GEMM};
-use crate::op::{Machine, OpCall, Shape};
+use crate::op::{Dtype, Machine, OpCall, Shape};
 
 /// Value of `VARIANT`.
 pub const NAME: &str = "wgmma";
@@ -79,11 +79,26 @@ impl Tile {
     }
 }
 
-/// Whether `machine` has the variant for `shape`: rows of A, B and C begin at multiples of 16 bytes.
+/// Names of the sizes along which matrices of `shape` lie in memory.
+fn row_sizes(shape: &Shape) -> [&'static str; 2] {
+    if shape.name("layout") == "tn" { ["m", "n"] } else { ["k", "n"] }
+}
+
+/// Whether elements have 16 bits, and rows of A, B and C begin at multiples of 16 bytes where the matrices do.
+fn whole_rows(shape: &Shape) -> bool {
+    types(shape).io != Dtype::F32 && row_sizes(shape).iter().all(|name| shape.size(name).is_multiple_of(8))
+}
+
+/// `shape` of other sizes, made larger where its rows are such, so that theirs are too.
+pub fn resized(shape: &Shape, sizes: [(&'static str, usize); 3]) -> Shape {
+    let rows = if whole_rows(shape) { &row_sizes(shape)[..] } else { &[] };
+    let size = |(name, n): (&str, usize)| if rows.contains(&name) { n.next_multiple_of(8) } else { n };
+    sizes.into_iter().fold(shape.clone(), |s, (name, n)| s.with(name, size((name, n)) as i64))
+}
+
+/// Whether `machine` has the variant for `shape`.
 fn fits(shape: &Shape, machine: &Machine<'_>) -> bool {
-    let [m, n, k] = ["m", "n", "k"].map(|s| shape.size(s));
-    let rows = if shape.name("layout") == "tn" { [m, n] } else { [k, n] };
-    k > 0 && rows.iter().all(|r| r.is_multiple_of(8)) && wgmma::has_of(machine, types(shape).io)
+    shape.size("k") > 0 && whole_rows(shape) && wgmma::has_of(machine, types(shape).io)
 }
 
 /// `portable` with the variant's tiles beside it where `machine` has them for `shape`; they are the default then.
