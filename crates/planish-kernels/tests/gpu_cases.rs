@@ -58,3 +58,18 @@ fn what_may_be_chosen_can_be_gated() {
     }
     assert!(refused.is_empty(), "{} refused:\n{}", refused.len(), refused.join("\n"));
 }
+
+#[test]
+fn a_program_for_whole_tiles_is_gated() {
+    let card = record::card("sm_80");
+    for (name, shape) in &TUNED[..4] {
+        let (op, shape) = (gpu::find(name).expect("an op"), shape.parse().expect("a shape"));
+        let default = (op.op.space)(&shape, &Machine { backend: &card, isa: Isa::Portable }).default;
+        let whole = |shape: &Shape| {
+            let launches = record::launches(op, shape, &default, &card).expect("a launch");
+            launches[0].constants["SPEC_ALIGNED"] == 1
+        };
+        let gated = plans(&op.op, &shape, 1).iter().any(|p| whole(&p.shape));
+        assert_eq!((gated, whole(&shape)), (whole(&shape), default.int("ALIGNED") == Some(1)), "{name} at {shape}");
+    }
+}

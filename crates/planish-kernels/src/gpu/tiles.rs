@@ -140,14 +140,16 @@ pub struct Spread {
     pub threads: usize,
 }
 
-/// `product` under `config`.
+/// `product` under `config`, which may have been chosen for another: without whole tiles, tails are handled whatever it says.
 pub fn spread(config: &Config, product: &Product) -> Result<Spread, Rejection> {
     let is = |name: &str, value: &str| i64::from(config.name(name) == Some(value));
     let mut constants =
         vec![("IO", io_code(product.io)), ("VARIANT", is("VARIANT", "mm")), ("WALK", is("WALK", "morton"))];
-    for name in ["TILE_M", "TILE_N", "TILE_K", "SIMDGROUPS", "ALIGNED"] {
+    for name in ["TILE_M", "TILE_N", "TILE_K", "SIMDGROUPS"] {
         constants.push((name, knob(config, name)? as i64));
     }
+    let whole = Tile::of(config).is_some_and(|tile| tile.covers(product));
+    constants.push(("ALIGNED", i64::from(knob(config, "ALIGNED")? == 1 && whole)));
     let groups = product.m.div_ceil(knob(config, "TILE_M")?) * product.n.div_ceil(knob(config, "TILE_N")?);
     Ok(Spread { constants, groups, threads: 32 * knob(config, "SIMDGROUPS")? })
 }

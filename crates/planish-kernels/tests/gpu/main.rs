@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout)]
 
+mod admitted;
 mod fused;
 mod page;
 #[path = "../support/mod.rs"]
@@ -89,4 +90,10 @@ fn every_op_under_the_thread_sanitizer() {
 fn a_fused_layer_gives_the_bits_of_its_phases() {
     let Some(host) = host(Mode::Checked) else { return };
     fused::same_bits(&host, &gpu::decode::OP);
+}
+
+#[test]
+fn defaults_are_admitted_where_the_gate_has_other_shapes() {
+    let Some(host) = host(Mode::Checked) else { return };
+    admitted::all(&host);
 }

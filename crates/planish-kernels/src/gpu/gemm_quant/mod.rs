@@ -87,7 +87,8 @@ fn check(shape: &Shape) -> Result<(), String> {
     }
 }
 
-/// The shape itself (fewer rows and tokens where there are many), one block of columns, and tails of rows and tokens.
+/// The shape itself (fewer rows and tokens where there are many, with the same rests by the tiles), one block of columns,
+/// and tails of rows and tokens.
 fn cases(shape: &Shape) -> Vec<Shape> {
     let matrix = Matrix::checked(shape);
     let block = matrix.ty.record().block_elements as i64;
@@ -95,7 +96,7 @@ fn cases(shape: &Shape) -> Vec<Shape> {
         |rows: i64, cols: i64, tokens: i64| shape.clone().with("rows", rows).with("cols", cols).with("tokens", tokens);
     let few = |n: usize, most: usize| (if n <= most { n } else { most - 128 + n % 128 }) as i64;
     vec![
-        with(few(matrix.rows, 512), matrix.cols as i64, few(shape.size("tokens"), 160)),
+        with(few(matrix.rows, 384), matrix.cols as i64, few(shape.size("tokens"), 256)),
         with(1, block, 2),
         with(131, 2 * block, 37),
     ]

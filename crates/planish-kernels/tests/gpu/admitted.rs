@@ -1,0 +1,34 @@
+//! The tuner admits the default at shapes whose cases at the gate are of another kind: without whole tiles.
+
+use planish_device::Host;
+use planish_kernels::cpu::isa::Isa;
+use planish_kernels::op::Machine;
+use planish_kernels::subject::{OpSubject, Spec};
+use planish_tune::Subject;
+
+/// Ops and shapes of whole tiles, gated whole and by smaller ones.
+const SHAPES: [(&str, &str); 3] = [
+    ("gemm", "m=128,n=128,k=64,layout=nt,out=f32,type=f32"),
+    ("gemm", "m=64,n=512,k=32,layout=nn,out=f16,type=f16"),
+    ("gemm_quant", "type=q8_0,io=f16,weights=rounded,rows=64,cols=64,tokens=384"),
+];
+
+/// Admits the default of each.
+pub fn all(host: &Host) {
+    for (name, shape) in SHAPES {
+        let spec = Spec {
+            device: "host".to_owned(),
+            op: name.to_owned(),
+            shape: shape.parse().expect("a shape"),
+            rotate_bytes: 0,
+            read_gb_s: None,
+            peak: None,
+            seed: 3,
+            deterministic: false,
+        };
+        let mut subject = OpSubject::new(spec, Machine { backend: host, isa: Isa::Portable }).expect("a subject");
+        let default = subject.space().default.clone();
+        let admitted = subject.admit(&default);
+        admitted.unwrap_or_else(|why| panic!("{name} at {shape}, {default}: {why}"));
+    }
+}
