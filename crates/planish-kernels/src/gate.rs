@@ -62,9 +62,11 @@ pub fn plans(op: &Op, shape: &Shape, seed: u64) -> Vec<Plan> {
     for (i, shape) in (op.cases)(shape).into_iter().enumerate() {
         let seed = seed.wrapping_add(i as u64);
         plans.push(Plan { shape: shape.clone(), seed, fill: Fill::Random, launched: shape.clone() });
-        let batch = if shape.has("batch") { shape.size("batch") as i64 } else { 1 };
         // Steps of one token are never short, and have kernels of their own; so have ops whose shape has no steps.
-        let launched = if batch == 1 { shape.clone() } else { shape.clone().with("batch", batch + SHORT) };
+        let launched = match stepped(op, &shape) {
+            Some(batch) if batch > 1 => shape.clone().with("batch", batch + SHORT),
+            _ => shape.clone(),
+        };
         plans.push(Plan { shape, seed: seed ^ 0x5eed, fill: Fill::Extreme, launched });
     }
     let smallest = plans.last().map(|plan| plan.shape.clone());
@@ -74,6 +76,12 @@ pub fn plans(op: &Op, shape: &Shape, seed: u64) -> Vec<Plan> {
         }
     }
     plans
+}
+
+/// Tokens of a step of `op`; none where launches do not read from the step how many there are: ops of GPUs may have a
+/// `batch` too, which counts sequences.
+fn stepped(op: &Op, shape: &Shape) -> Option<i64> {
+    (crate::ops::find(op.name).is_some() && shape.has("batch")).then(|| shape.size("batch") as i64)
 }
 
 /// Whether `op` is to be tried with inputs of other magnitudes, which tensors of halves cannot hold.
