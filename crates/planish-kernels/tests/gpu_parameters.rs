@@ -17,15 +17,31 @@ fn fingerprint(op: &'static GpuOp, shape: &Shape, config: &Config, card: &Record
     record::launches(op, shape, config, card).unwrap_or_else(|e| panic!("{} at {shape}, {config}: {e}", op.op.name))
 }
 
-/// Two legal configurations that differ in `name` alone, for each value of it but the first that has one.
+/// The configurations that differ from `base` in one parameter but `name`.
+fn one_off<'s>(space: &'s Space, base: &'s Config, name: &'s str) -> impl Iterator<Item = Config> + 's {
+    let others = space.params.iter().filter(move |p| p.name != name);
+    others.flat_map(move |p| p.values.iter().map(move |v| base.clone().with(p.name, v.clone())))
+}
+
+/// Two legal configurations that differ in `name` alone, for each value of it but the first that has one: around the
+/// default, or around what is up to two parameters from it, where most values are legal together.
 fn pairs(space: &Space, name: &str) -> Vec<(Config, Config)> {
-    let mut by_rest: BTreeMap<String, Vec<Config>> = BTreeMap::new();
-    for config in space.candidates().into_iter().filter(|c| space.violated(c).is_none()) {
-        let rest: Vec<String> = config.iter().filter(|(n, _)| *n != name).map(|(n, v)| format!("{n}={v}")).collect();
-        by_rest.entry(rest.join(",")).or_default().push(config);
+    let values = space.params.iter().find(|p| p.name == name).map(|p| p.values.clone()).unwrap_or_default();
+    let family = |base: &Config| -> Vec<Config> {
+        let all = values.iter().map(|v| base.clone().with(name, v.clone()));
+        all.filter(|c| space.violated(c).is_none()).collect()
+    };
+    let mut most = family(&space.default);
+    let near: Vec<Config> = one_off(space, &space.default, name).collect();
+    for base in near.iter().cloned().chain(near.iter().flat_map(|c| one_off(space, c, name))) {
+        if most.len() == values.len() {
+            break;
+        }
+        let all = family(&base);
+        if all.len() > most.len() {
+            most = all;
+        }
     }
-    // Where most values are legal together, more is seen.
-    let most = by_rest.into_values().max_by_key(Vec::len).unwrap_or_default();
     most.iter().skip(1).map(|c| (most[0].clone(), c.clone())).collect()
 }
 
