@@ -63,7 +63,7 @@ INLINE uint table16(uint4 t, uint codes) {
 #define LPTR(T) T*
 #define DCAST(T, p) ((T*)(p))
 #define SHARED(T, n, N) __shared__ __align__(16) T n[N]
-#define SHARED_DYNAMIC(T, n) extern __shared__ __align__(16) uchar n##_bytes[]; T* n = (T*)n##_bytes
+#define SHARED_DYNAMIC(T, n) extern __shared__ __align__(128) uchar n##_bytes[]; T* n = (T*)n##_bytes
 #define SPEC_U32(n, i) constexpr uint n = SPEC_##n;
 #define SPEC_BOOL(n, i) constexpr bool n = SPEC_##n;
 #define CONST_TABLE(T, n, N) static __device__ const T n[N]
@@ -156,30 +156,26 @@ INLINE bool simd_elect() {
 #endif
     return one != 0;
 }
-// Starts a copy of `rows` rows of `quads` each: row min(row + r, last) of those at `from`, `stride` apart, to row r of `to`.
-INLINE void simd_copy(uint4* to, const uint4* from, uint row, uint last, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
+// Starts a copy of `rows` rows of `quads` each: row r begins at sixteen `at` + min(row + r, last) * stride of `from`, and goes
+// to `to` from r * pitch on, moved up by the place of its begin in 128 bytes: lines are copied as they lie.
+INLINE void simd_copy(uint4* to, uint pitch, const uint4* from, uint at, uint row, uint last, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
     if (simd_elect()) {
-        const uint bar = shared_place(c), all = 16 * quads * rows;
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(all) : "memory");
-        // Whole rows that follow each other are one.
-        const bool one = stride == quads && row + rows - 1 <= last;
-        const uint bytes = one ? all : 16 * quads;
-        const uint4* own = from + (size_t)min(row, last) * stride;
-        uint place = shared_place(to), r = one ? rows - 1 : 0;
-        _Pragma("unroll 1") for (;; ++r) {
+        const uint bar = shared_place(c), place = shared_place(to);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(16 * quads * rows) : "memory");
+        _Pragma("unroll 1") for (uint r = 0; r < rows; ++r) {
+            const uint first = at + min(row + r, last) * stride;
             asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1;\n"
                          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [g], %2, [%3]; }"
-                         :: "r"(place), "l"(own), "r"(bytes), "r"(bar) : "memory");
-            if (r + 1 == rows) break;
-            place += bytes;
-            own += row + r < last ? stride : 0;
+                         :: "r"(place + 16 * (r * pitch + (first & 7))), "l"(from + first), "r"(16 * quads), "r"(bar) : "memory");
         }
     }
 #else
-    for (uint r = 0; r < rows; ++r)
-        for (uint i = lane; i < quads; i += 32) to[r * quads + i] = from[(size_t)min(row + r, last) * stride + i];
+    for (uint r = 0; r < rows; ++r) {
+        const uint first = at + min(row + r, last) * stride;
+        for (uint i = lane; i < quads; i += 32) to[r * pitch + (first & 7) + i] = from[first + i];
+    }
 #endif
 }
 // Waits for the copy that was started as number `turn` with `c`, counted from 0; its low bit is enough.
@@ -197,13 +193,14 @@ INLINE void simd_copy_wait(copy_t* c, uint turn) {
 // The same by the lanes themselves, in fewer instructions and at less than the copy engine's rate. Copies are over in the
 // order in which they were started; simd_load_none counts as one.
 INLINE void simd_load_none() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-INLINE void simd_load(uint4* to, const uint4* from, uint row, uint last, uint stride, uint quads, uint rows, uint lane) {
+INLINE void simd_load(uint4* to, uint pitch, const uint4* from, uint at, uint row, uint last, uint stride, uint quads, uint rows, uint lane) {
     __syncwarp();
-    uint place = shared_place(to + lane);
-    for (uint r = 0; r < rows; ++r, place += 16 * quads) {
-        const uint4* own = from + (size_t)min(row + r, last) * stride + lane;
+    const uint place = shared_place(to) + 16 * lane;
+    for (uint r = 0; r < rows; ++r) {
+        const uint first = at + min(row + r, last) * stride;
+        const uint4* own = from + first + lane;
         asm("cvta.to.global.u64 %0, %0;" : "+l"(own));
-        uint near = place;
+        uint near = place + 16 * (r * pitch + (first & 7));
         for (uint i = lane; i < quads; i += 128, own += 128, near += 2048) {
             UNROLL
             for (uint j = 0; j < 4; ++j)

@@ -13,7 +13,7 @@ struct Arena(usize);
 impl Arena {
     fn take(&mut self, bytes: usize) -> usize {
         let at = self.0;
-        self.0 = (at + bytes).next_multiple_of(16);
+        self.0 = (at + bytes).next_multiple_of(128);
         at
     }
     fn matrix(&mut self, ty: WeightType, rows: usize, cols: usize) -> At {

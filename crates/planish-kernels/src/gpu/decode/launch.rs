@@ -106,7 +106,6 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("NORM_QUADS", quads_each(model.hidden)?),
         ("WIDE_QUADS", quads_each(model.wide())?),
         ("FFN_QUADS", quads_each(model.ffn)?),
-        ("PARTS", model.heads as i64 * get("SPLITS")?),
         ("HEADS_SHARED", get("SHARED")?),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),

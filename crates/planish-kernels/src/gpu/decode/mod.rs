@@ -7,6 +7,8 @@ pub(crate) mod problem;
 pub(crate) mod reference;
 pub mod stamped;
 
+use std::sync::Arc;
+
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
 use crate::gpu::planes::{self, ALIGN, PLANES, Planes, TILE};
@@ -57,14 +59,18 @@ const HOST_RESIDENT: usize = 2048;
 /// Who makes the copies of weights, as the text numbers them.
 const COPIES: [&str; 2] = ["engine", "lanes"];
 
+/// Groups of a grid, by tier.
+const BLOCKS: [usize; 4] = [2, 16, 64, 132];
+/// Bytes of a line of memory.
+const LINE: usize = 128;
 /// Segments of a copy, at most.
 const SEGMENTS_MAX: usize = 4;
 /// Query heads that share a reading of the keys, at most.
 const SHARED_HEADS: usize = 4;
 
-/// How many query heads may share a reading of the keys: equal parts of a group, the fewest parts last.
+/// How many query heads may share a reading of the keys: one alone, or equal parts of a group, as few as there may be.
 pub(crate) fn shared_heads(model: &Model) -> Vec<usize> {
-    let mut all: Vec<_> = (1..=SHARED_HEADS).map(|most| model.group().div_ceil(model.group().div_ceil(most))).collect();
+    let mut all = vec![1, model.group().div_ceil(model.group().div_ceil(SHARED_HEADS))];
     all.dedup();
     all
 }
@@ -72,7 +78,7 @@ pub(crate) fn shared_heads(model: &Model) -> Vec<usize> {
 /// Parts of the keys that may be tried: some, and those that give each of `groups` groups one for a way to share heads.
 fn splits(model: &Model, groups: usize) -> Vec<i64> {
     let fills = shared_heads(model).into_iter().map(|n| groups / (model.kv_heads * model.group().div_ceil(n)));
-    let mut all: Vec<_> = [1, 4, 8, 16, 32].into_iter().chain(fills.map(|n| n.clamp(1, SPLITS_MAX))).collect();
+    let mut all: Vec<_> = [1, 4, 8, 16].into_iter().chain(fills.map(|n| n.clamp(1, SPLITS_MAX))).collect();
     all.sort_unstable();
     all.dedup();
     all.into_iter().map(|n| n as i64).collect()
@@ -111,8 +117,8 @@ impl Forms {
 fn group_bytes(model: &Model, forms: Forms, (threads, shared): (usize, usize)) -> usize {
     let (tiles, quads) = stage(model, forms);
     let simds = threads / 32;
-    let heads = shared * (model.head_dim + 2 * simds) + 2 * model.head_dim + model.heads * SPLITS_MAX;
-    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * model::table_words(model) + 48 * simds
+    let heads = shared * (model.head_dim + 2 * simds) + 2 * model.head_dim;
+    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * (model::table_words(model) + 25) + 48 * simds
 }
 
 /// Bytes for the sums of the SIMD groups of a group, which attention puts together.
@@ -125,13 +131,18 @@ pub(crate) fn ring_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result
     Ok(slot_bytes(model, at, config)? * knob(config, "SLOTS")? * (knob(config, "THREADS")? / 32))
 }
 
+/// Bytes between two rows of a copy of `bytes` each, which lie in lines as they do in memory.
+fn pitch(bytes: usize) -> usize {
+    (bytes + LINE - ALIGN).next_multiple_of(LINE)
+}
+
 /// Bytes of the largest copy of weights: of the rows that a phase takes at a time, some segments of the widest type.
 pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
-    let mut most = ALIGN;
+    let mut most = LINE;
     let segments = knob(config, "SEGMENTS")?;
     let mut take = |m: At, cols: usize, rows: usize| {
         let row = Planes { ty: m.ty, rows: 1, cols }.row_bytes();
-        most = most.max(rows * row.min(segments * planes::most_segment_bytes(m.ty, cols)));
+        most = most.max(rows * pitch(row.min(segments * planes::most_segment_bytes(m.ty, cols))));
     };
     let [rows, up, down, head] = ["ROWS", "ROWS_UP", "ROWS_DOWN", "ROWS_HEAD"].map(|name| knob(config, name));
     let (rows, up, down) = (rows?, up?, down?);
@@ -155,7 +166,14 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (forms, m, at) = (Forms::of(model, at), *model, at.clone());
     let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
     let shared: Vec<_> = shared_heads(model).into_iter().map(|n| n as i64).collect();
-    let blocks = tier.pick([2, 16, 64, 132]);
+    let blocks = tier.pick(BLOCKS);
+    let fits: Arc<dyn Fn(&Config) -> bool + Send + Sync> = Arc::new(move |c| {
+        let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
+        let group = own.map(|own| group_bytes(&m, forms, own));
+        let dynamic = ring_bytes(&m, &at, c).and_then(|r| Ok(r + merge_bytes(&m, c)?));
+        matches!((group, dynamic), (Ok(g), Ok(d)) if g <= bytes && g + d <= whole)
+    });
+    let default = default(model, tier, &*fits);
     let named =
         |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
     Space {
@@ -165,16 +183,24 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 trades: "launches against barriers of a grid",
                 values: names(&["token", "layer", "graph", "launches"]),
             },
-            ints("BLOCKS", "groups that share the rows against groups that a barrier waits for", &[2, 16, 64, 132]),
-            ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 512, 1024]),
+            ints(
+                "BLOCKS",
+                "groups that share the rows against groups that a barrier waits for",
+                &BLOCKS.map(|n| n as i64),
+            ),
+            ints(
+                "THREADS",
+                "rows in flight against registers and stages that repeat",
+                &[128, 256, 384, 448, 512, 1024],
+            ),
             ints("SPLITS", "groups that share a head against parts to put together", &splits(model, blocks)),
             ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
-            ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2, 4]),
-            ints("ROWS_UP", "rows of gate and up at a time", &[2, 4, 8]),
-            ints("ROWS_DOWN", "rows of down at a time", &[1, 2, 4]),
-            ints("ROWS_HEAD", "rows of the head at a time", &[2, 4, 8]),
-            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4, 5, 6]),
-            ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2, 3, 4]),
+            ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2]),
+            ints("ROWS_UP", "rows of gate and up at a time", &[2, 4]),
+            ints("ROWS_DOWN", "rows of down at a time", &[1, 2]),
+            ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
+            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
+            ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2]),
             planish_tune::Param {
                 name: "COPIES",
                 trades: "the copy engine's rate against the lanes' fewer instructions",
@@ -190,30 +216,44 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 }),
             ),
             named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
-            named(
-                format!("threadgroup bytes <= {bytes}, with copies <= {whole}"),
-                Box::new(move |c| {
-                    let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
-                    let group = own.map(|own| group_bytes(&m, forms, own));
-                    let dynamic = ring_bytes(&m, &at, c).and_then(|r| Ok(r + merge_bytes(&m, c)?));
-                    matches!((group, dynamic), (Ok(g), Ok(d)) if g <= bytes && g + d <= whole)
-                }),
-            ),
+            Constraint { name: format!("threadgroup bytes <= {bytes}, with copies <= {whole}"), holds: fits },
         ],
-        default: Config::new()
+        default,
+    }
+}
+
+/// Tokens of a cache up to which query heads do not share the reading of their keys: with more, reading is what counts.
+const SHORT: usize = 4096;
+/// Width from which a phase of a large card has enough rows for all its SIMD groups, and reading them is what counts.
+const WIDE: usize = 2048;
+
+/// The configuration of a machine of `tier` without a choice, of those that `fits` lets pass where there is one.
+fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config {
+    let (all, blocks) = (shared_heads(model), tier.pick(BLOCKS));
+    let large = tier.pick([false, false, false, true]);
+    let most = *all.last().unwrap_or(&1);
+    let shared = if large && model.capacity <= SHORT { 1 } else { most };
+    let fill = (blocks / (model.kv_heads * model.group().div_ceil(shared))).clamp(1, if shared == 1 { 8 } else { 16 });
+    let wide = model.hidden >= WIDE;
+    let threads = tier.pick([128, 256, 256, if wide { 512 } else { 384 }]);
+    let of = |[threads, slots, segments]: [i64; 3]| {
+        Config::new()
             .with("PATH", "token")
             .with("BLOCKS", blocks as i64)
-            .with("THREADS", tier.pick([128, 256, 256, 512]))
-            .with("SPLITS", tier.pick([4, 4, 8, 16]))
-            .with("SHARED", *shared.last().unwrap_or(&1))
+            .with("THREADS", threads)
+            .with("SPLITS", tier.pick([4, 4, 8, fill as i64]))
+            .with("SHARED", shared as i64)
             .with("ROWS", tier.pick([1, 1, 1, 2]))
-            .with("ROWS_UP", tier.pick([2, 2, 2, 4]))
-            .with("ROWS_DOWN", tier.pick([1, 1, 1, 2]))
-            .with("ROWS_HEAD", tier.pick([2, 4, 4, 4]))
-            .with("SLOTS", tier.pick([2, 2, 2, 3]))
-            .with("SEGMENTS", 1)
-            .with("COPIES", "engine"),
-    }
+            .with("ROWS_UP", 2)
+            .with("ROWS_DOWN", if large && wide { 2 } else { 1 })
+            .with("ROWS_HEAD", tier.pick([2, 4, 4, if wide { 2 } else { 4 }]))
+            .with("SLOTS", slots)
+            .with("SEGMENTS", segments)
+            .with("COPIES", if large { "lanes" } else { "engine" })
+    };
+    let tries = [[threads, 3, 2], [threads, 2, 2], [threads, 2, 1], [threads, 1, 1], [128, 2, 1]];
+    let mut tries = tries.into_iter().skip(if large { 0 } else { 2 }).map(of);
+    tries.find(|c| fits(c)).unwrap_or_else(|| of([128, 1, 1]))
 }
 
 /// Refuses what neither space nor model says.

@@ -17,7 +17,7 @@ macro_rules! shared {
     () => {
         "    SHARED_DYNAMIC(uint4, ring);
     SHARED(copy_t, copies, SHAPE_SIMDS * SHAPE_SLOTS);
-    SHARED(uint, words, SHAPE_WORDS);
+    SHARED(uint, words, SHAPE_WORDS + 5 * PLAN_WORDS);
     SHARED(uint4, x, 2 * SHAPE_TILES);
     SHARED(float, xs, 3 * SHAPE_TILES);
     SHARED(float4, xf, SHAPE_QUADS);
@@ -26,7 +26,6 @@ macro_rules! shared {
     SHARED(float, qs, SHAPE_HEADS_SHARED * SHAPE_HEAD_SIZE);
     SHARED(float, fresh, 2 * SHAPE_HEAD_SIZE);
     SHARED(float, merge_sums, 2 * SHAPE_SIMDS * SHAPE_HEADS_SHARED);
-    SHARED(float, weights, SHAPE_PARTS);
     Where at;
     at.tid = TID;
     at.lane = LANE;
@@ -70,7 +69,7 @@ macro_rules! attend {
 }
 macro_rules! out {
     ($layer:literal) => {
-        concat!("phase_out(work, ", $layer, ", weights, ahead, arena, words, ring, copies, x, xs, xf, at);")
+        concat!("phase_out(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
