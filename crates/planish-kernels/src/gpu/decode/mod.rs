@@ -186,13 +186,9 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             ints(
                 "BLOCKS",
                 "groups that share the rows against groups that a barrier waits for",
-                &BLOCKS.map(|n| n as i64),
+                &tier.pick([[2, 16], [2, 16], [16, 64], [64, 132]]),
             ),
-            ints(
-                "THREADS",
-                "rows in flight against registers and stages that repeat",
-                &[128, 256, 384, 448, 512, 1024],
-            ),
+            ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 384, 448, 512]),
             ints("SPLITS", "groups that share a head against parts to put together", &splits(model, blocks)),
             ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
             ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2]),
@@ -244,7 +240,7 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
             .with("SPLITS", tier.pick([4, 4, 8, fill as i64]))
             .with("SHARED", shared as i64)
             .with("ROWS", tier.pick([1, 1, 1, 2]))
-            .with("ROWS_UP", 2)
+            .with("ROWS_UP", if large && 2 * model.ffn <= 4 * blocks * threads as usize / 32 { 4 } else { 2 })
             .with("ROWS_DOWN", if large && wide { 2 } else { 1 })
             .with("ROWS_HEAD", tier.pick([2, 4, 4, if wide { 2 } else { 4 }]))
             .with("SLOTS", slots)
