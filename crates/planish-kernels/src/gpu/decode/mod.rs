@@ -34,16 +34,29 @@ pub static OP: GpuOp = GpuOp {
         rotated: &[0, 4, 5],
         reduces: &["THREADS", "SPLITS"],
     },
-    text: Text(&[QUANT, PLANES, REDUCE, GATE, BEST, DECODE, ATTEND, ("decode_kernels.k", phases::TEXT)]),
+    text: Text(&[
+        QUANT,
+        PLANES,
+        REDUCE,
+        GATE,
+        BEST,
+        DECODE,
+        PRODUCTS,
+        STEPS,
+        ATTEND,
+        ("decode_kernels.k", phases::TEXT),
+    ]),
     shapes: problem::SHAPES,
 };
 
 /// The same phases in a grid that leaves times; its kernels are in no path and no store.
 pub(crate) const STAMPED: Text =
-    Text(&[QUANT, PLANES, REDUCE, GATE, BEST, DECODE, ATTEND, ("decode_stamped.k", phases::STAMPED)]);
+    Text(&[QUANT, PLANES, REDUCE, GATE, BEST, DECODE, PRODUCTS, STEPS, ATTEND, ("decode_stamped.k", phases::STAMPED)]);
 
-/// The functions of phases, and those of attention among them.
+/// Constants and stages, products, and the functions of phases, those of attention among them.
 const DECODE: (&str, &str) = ("decode.k", include_str!("decode.k"));
+const PRODUCTS: (&str, &str) = ("products.k", include_str!("products.k"));
+const STEPS: (&str, &str) = ("steps.k", include_str!("steps.k"));
 const ATTEND: (&str, &str) = ("attend.k", include_str!("attend.k"));
 /// What the head and the drawing of a token share.
 const BEST: (&str, &str) = ("best.k", include_str!("best.k"));
