@@ -59,13 +59,23 @@ impl Space {
 
     /// Every combination of values, the default first, then in parameter order; constraints not applied.
     pub fn candidates(&self) -> Vec<Config> {
-        let mut all = vec![Config::new()];
-        for p in &self.params {
-            all = all.iter().flat_map(|c| p.values.iter().map(|v| c.clone().with(p.name, v.clone()))).collect();
-        }
-        all.retain(|c| *c != self.default);
-        all.insert(0, self.default.clone());
-        all
+        self.each().collect()
+    }
+
+    /// The same one by one: a space may have millions.
+    pub fn each(&self) -> impl DoubleEndedIterator<Item = Config> {
+        let all: usize = self.params.iter().map(|p| p.values.len()).product();
+        let others = (0..all).map(|i| self.combination(i)).filter(|c| *c != self.default);
+        std::iter::once(self.default.clone()).chain(others)
+    }
+
+    /// Combination `i` in parameter order, the last parameter counting fastest.
+    fn combination(&self, mut i: usize) -> Config {
+        self.params.iter().rev().fold(Config::new(), |config, p| {
+            let value = p.values[i % p.values.len()].clone();
+            i /= p.values.len();
+            config.with(p.name, value)
+        })
     }
 
     /// The first constraint that `config` violates, by name; a missing, unknown or foreign value counts as one.
@@ -81,5 +91,21 @@ impl Space {
             return Some(format!("{k} is not a parameter"));
         }
         self.constraints.iter().find(|c| !(c.holds)(config)).map(|c| c.name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combinations_come_in_parameter_order_from_either_end() {
+        let param = |name, n: i64| Param { name, trades: "nothing", values: (0..n).map(Value::Int).collect() };
+        let at = |b: i64, a: i64| Config::new().with("B", b).with("A", a);
+        let space = Space { params: vec![param("B", 2), param("A", 3)], constraints: Vec::new(), default: at(1, 0) };
+        let want = [at(1, 0), at(0, 0), at(0, 1), at(0, 2), at(1, 1), at(1, 2)];
+        assert_eq!(space.candidates(), want);
+        assert!(space.each().rev().eq(want.into_iter().rev()));
+        assert_eq!(Space::fixed(Config::new()).candidates(), [Config::new()]);
     }
 }

@@ -98,11 +98,10 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
     let mut all = vec![space.default.clone()];
     let legal = |c: &Config| space.violated(c).is_none();
     // Of the legal configurations the first and the last in parameter order, which need not be the extremes of each.
-    let candidates = space.candidates();
-    let others = &candidates[1..];
-    all.extend(others.iter().find(|c| legal(c)).cloned());
+    let others = || space.each().skip(1);
+    all.extend(others().find(legal));
     if depth == Depth::Corners {
-        all.extend(others.iter().rfind(|c| legal(c)).cloned());
+        all.extend(space.each().rev().find(|c| *c != space.default && legal(c)));
         for p in &space.params {
             let off = p.values.iter().map(|v| space.default.clone().with(p.name, v.clone()));
             let mut off = off.filter(|c| *c != space.default && legal(c));
@@ -117,7 +116,7 @@ pub fn corners(text: &Text, space: &Space, depth: Depth) -> Vec<Config> {
         let found = match all.iter().position(of) {
             Some(0) => None,
             Some(at) => Some(all.remove(at)),
-            None => others.iter().filter(|c| of(c)).find(|c| legal(c)).cloned(),
+            None => others().filter(|c| of(c)).find(legal),
         };
         found.into_iter().for_each(|c| all.insert(1, c));
     }
