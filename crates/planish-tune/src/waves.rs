@@ -8,8 +8,11 @@ use crate::model::{Additive, Axis};
 use crate::policy::Policy;
 use crate::search::{Search, State};
 
-/// Most candidates in a wave; what takes long to build can be built for a whole wave at once.
+/// Most candidates in a wave.
 const WAVE_MAX: usize = 32;
+
+/// Candidates that are built at once, as many as processors have use for: a small budget reaches some of a wave then.
+const BUILT_AT_ONCE: usize = 16;
 
 /// Fewest candidates in a wave, and the part of the space that one makes up.
 const WAVE_MIN: usize = 2;
@@ -31,9 +34,7 @@ impl Search {
             let (mut stale, mut best) = (0, self.best().map_or(1.0, |(estimate, _)| estimate));
             let mut wave = self.first_wave(&policy, risk);
             while !wave.is_empty() && !self.is_enough(&policy, stale) {
-                let configs: Vec<_> = wave.iter().map(|&i| self.entries[i].config.clone()).collect();
-                bench.subject.prepare(&configs);
-                let cut_short = self.admit_all(bench, &wave)?;
+                let cut_short = self.admit_wave(bench, &wave)?;
                 self.compare(bench)?;
                 if cut_short {
                     return Err(Halt::Budget);
@@ -54,6 +55,18 @@ impl Search {
             }
         }
         Ok(())
+    }
+
+    /// Admits a wave, of which a part at a time is built; says whether the budget ended first.
+    fn admit_wave(&mut self, bench: &mut Bench<'_, '_>, wave: &[usize]) -> Result<bool, Halt> {
+        for part in wave.chunks(BUILT_AT_ONCE) {
+            let configs: Vec<_> = part.iter().map(|&i| self.entries[i].config.clone()).collect();
+            bench.subject.prepare(&configs);
+            if self.admit_all(bench, part)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Two rounds for whoever has fewer, more where the machine is noisy, and the end of whoever is far behind then.

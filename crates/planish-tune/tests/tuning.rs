@@ -484,6 +484,56 @@ fn the_safe_come_first() {
     assert_eq!(subject.0.admitted, [v(0), v(2), v(3), v(4), v(1)]);
 }
 
+/// A wave is built a part at a time, so a budget that is too small for building all of it still times some.
+#[test]
+fn a_small_budget_times_what_was_built_first() {
+    struct Built {
+        inner: Scripted,
+        clock: VirtualClock,
+        parts: Vec<usize>,
+    }
+    impl Subject for Built {
+        fn space(&self) -> &planish_tune::Space {
+            self.inner.space()
+        }
+        fn points(&self) -> Vec<planish_tune::Point> {
+            self.inner.points()
+        }
+        fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
+            self.inner.admit(config)
+        }
+        fn time(
+            &mut self,
+            admitted: &planish_tune::Admitted,
+            point: planish_tune::Point,
+        ) -> Result<planish_tune::Sample, Rejection> {
+            self.inner.time(admitted, point)
+        }
+        fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
+            self.inner.floor(point)
+        }
+        fn prepare(&mut self, configs: &[Config]) {
+            self.parts.push(configs.len());
+            self.clock.advance_ns(1e9 * configs.len() as f64);
+        }
+    }
+    let clock = VirtualClock::new();
+    let times: Vec<f64> = (0..40).map(|i| if i == 1 { 0.5e5 } else { 1e5 }).collect();
+    let inner = Scripted::new(Script::of_times(1, &times), clock.clone());
+    let mut subject = Built { inner, clock: clock.clone(), parts: Vec::new() };
+    let cancel = AtomicBool::new(false);
+    let task = Task {
+        budget: Budget::new(&clock, Duration::from_secs(25)),
+        cancel: &cancel,
+        observer: &mut planish_tune::Silent,
+        resume: Resume::default(),
+        policy: Policy::default(),
+    };
+    let outcome = tune(&mut subject, task).expect("the default works");
+    assert!(subject.parts.iter().all(|n| *n <= 16) && subject.parts.len() > 1, "built {:?} at once", subject.parts);
+    assert_eq!(outcome.choice, v(1), "found among those that were built");
+}
+
 /// Nothing of the candidate before is left in the next one: each time that is told belongs to what was launched for it.
 #[test]
 fn what_is_timed_is_the_candidate_that_is_told() {
