@@ -54,10 +54,11 @@ pub fn prove(op: &'static GpuOp, machine: &Machine<'_>, depth: Depth) -> Proof {
             proof.refused.push(format!("{shape}: {e}"));
             continue;
         }
+        // References take longer than runs: they are made once for all configurations.
+        let problems = [Fill::Random, Fill::Extreme].map(|fill| (op.op.problem)(&shape, 7 + i as u64, fill));
         for config in corners(&op.text, &(op.op.space)(&shape, machine), depth) {
-            for fill in [Fill::Random, Fill::Extreme] {
-                let problem = (op.op.problem)(&shape, 7 + i as u64, fill);
-                match pass(op, machine, &problem, &config) {
+            for problem in &problems {
+                match pass(op, machine, problem, &config) {
                     Ok(passed) => {
                         proof.passed += 1;
                         proof.worst = proof.worst.max(passed.worst);
