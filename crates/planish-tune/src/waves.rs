@@ -3,6 +3,8 @@
 //! A large space begins with candidates that differ from the default in one value, and a few spread over it.
 //! From then on each wave holds neighbours of the best one, and whatever a fit of all times so far expects most of.
 
+use std::time::Duration;
+
 use crate::measure::{Bench, Halt};
 use crate::model::{Additive, Axis};
 use crate::policy::Policy;
@@ -57,11 +59,18 @@ impl Search {
         Ok(())
     }
 
-    /// Admits a wave, of which a part at a time is built; says whether the budget ended first.
+    /// Admits a wave, of which a part at a time is built; says whether the budget ended first, or would while the next
+    /// part is built.
     fn admit_wave(&mut self, bench: &mut Bench<'_, '_>, wave: &[usize]) -> Result<bool, Halt> {
+        let mut longest = Duration::ZERO;
         for part in wave.chunks(BUILT_AT_ONCE) {
+            let left = bench.task.budget.left();
+            if left < longest {
+                return Ok(true);
+            }
             let configs: Vec<_> = part.iter().map(|&i| self.entries[i].config.clone()).collect();
             bench.subject.prepare(&configs);
+            longest = longest.max(left.saturating_sub(bench.task.budget.left()));
             if self.admit_all(bench, part)? {
                 return Ok(true);
             }

@@ -518,7 +518,7 @@ fn a_small_budget_times_what_was_built_first() {
         }
     }
     let clock = VirtualClock::new();
-    let times: Vec<f64> = (0..40).map(|i| if i == 1 { 0.5e5 } else { 1e5 }).collect();
+    let times: Vec<f64> = (0..30).map(|i| if i == 1 { 0.5e5 } else { 1e5 }).collect();
     let inner = Scripted::new(Script::of_times(1, &times), clock.clone());
     let mut subject = Built { inner, clock: clock.clone(), parts: Vec::new() };
     let cancel = AtomicBool::new(false);
@@ -530,7 +530,7 @@ fn a_small_budget_times_what_was_built_first() {
         policy: Policy::default(),
     };
     let outcome = tune(&mut subject, task).expect("the default works");
-    assert!(subject.parts.iter().all(|n| *n <= 16) && subject.parts.len() > 1, "built {:?} at once", subject.parts);
+    assert_eq!(subject.parts, [16], "the other thirteen would have taken what was left");
     assert_eq!(outcome.choice, v(1), "found among those that were built");
 }
 
