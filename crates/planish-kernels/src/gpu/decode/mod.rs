@@ -88,9 +88,14 @@ pub(crate) fn shared_heads(model: &Model) -> Vec<usize> {
     all
 }
 
+/// Parts of the keys that give each of `groups` groups one, where `shared` heads share keys; 0 where groups are too few.
+fn fill(model: &Model, groups: usize, shared: usize) -> usize {
+    groups / (model.kv_heads * model.group().div_ceil(shared))
+}
+
 /// Parts of the keys that may be tried: some, and those that give each of `groups` groups one for a way to share heads.
 fn splits(model: &Model, groups: usize) -> Vec<i64> {
-    let fills = shared_heads(model).into_iter().map(|n| groups / (model.kv_heads * model.group().div_ceil(n)));
+    let fills = shared_heads(model).into_iter().map(|n| fill(model, groups, n));
     let mut all: Vec<_> = [1, 4, 8, 16].into_iter().chain(fills.map(|n| n.clamp(1, SPLITS_MAX))).collect();
     all.sort_unstable();
     all.dedup();
@@ -126,12 +131,15 @@ impl Forms {
     }
 }
 
+/// Words of what copies know of the phases, behind those of the model.
+const PLAN_WORDS: usize = 25;
+
 /// Threadgroup bytes of a kernel of `threads` threads in which `shared` heads share keys, but for the copies under way.
 fn group_bytes(model: &Model, forms: Forms, (threads, shared): (usize, usize)) -> usize {
     let (tiles, quads) = stage(model, forms);
     let simds = threads / 32;
     let heads = shared * (model.head_dim + 2 * simds) + 2 * model.head_dim;
-    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * (model::table_words(model) + 25) + 48 * simds
+    44 * tiles + 16 * quads + 4 * heads + 16 * 32 + 4 * (model::table_words(model) + PLAN_WORDS) + 48 * simds
 }
 
 /// Bytes for the sums of the SIMD groups of a group, which attention puts together.
@@ -242,7 +250,7 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
     let large = tier.pick([false, false, false, true]);
     let most = *all.last().unwrap_or(&1);
     let shared = if large && model.capacity <= SHORT { 1 } else { most };
-    let fill = (blocks / (model.kv_heads * model.group().div_ceil(shared))).clamp(1, if shared == 1 { 8 } else { 16 });
+    let fill = fill(model, blocks, shared).clamp(1, if shared == 1 { 8 } else { 16 });
     let wide = model.hidden >= WIDE;
     let threads = tier.pick([128, 256, 256, if wide { 512 } else { 384 }]);
     let of = |[threads, slots, segments]: [i64; 3]| {
