@@ -109,6 +109,27 @@ struct Request {
 }
 
 impl Request {
+    /// How the end-to-end check of the set `digest` ended, where the store knows and may be asked.
+    fn known_end(&self, digest: &str, identities: &Identities, store: &Store) -> Result<Option<EndToEnd>> {
+        let report = if self.force { None } else { accept::known(digest, identities, store)? };
+        Ok(report.map(|report| EndToEnd { report, known: true, put_back: 0 }))
+    }
+
+    /// The end of a check after which `put_back` choices went back and the set `digest` was left, kept in the store.
+    fn remembered(
+        &self,
+        (report, put_back): (accept::Report, usize),
+        digest: &str,
+        identities: &Identities,
+        store: &mut Store,
+    ) -> Result<EndToEnd> {
+        accept::remember(&report, digest, identities, store)?;
+        for warning in store.take_warnings() {
+            self.ui.note(&format!("warning: {warning}"));
+        }
+        Ok(EndToEnd { report, known: false, put_back })
+    }
+
     /// The report on `bought`, where one is wanted, from what the store holds now.
     fn report(&self, bought: &Bought, known: &Known<'_>) -> Result<Option<Files>> {
         let wanted = self.report.as_ref().map(|_| page::files(&bought.evidence(self.budget, known)));
@@ -357,10 +378,8 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start:
         let digest = tuned.frozen().digest().to_owned();
         (tuned.decode_plan, tuned.prefill_plan, digest)
     };
-    if !request.force
-        && let Some(report) = accept::known(&digest, &session.identities, &session.store)?
-    {
-        return Ok(Some(EndToEnd { report, known: true, put_back: 0 }));
+    if let Some(known) = request.known_end(&digest, &session.identities, &session.store)? {
+        return Ok(Some(known));
     }
     let is_default = |e: &Entry| e.chosen.config == (e.op.space)(&e.shape, &session.machine()).default;
     if decode.iter().chain(&prefill).all(is_default) {
@@ -390,11 +409,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start:
     };
     let put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store)?;
     let digest = session.decoder()?.frozen().digest().to_owned();
-    accept::remember(&report, &digest, &session.identities, &mut session.store)?;
-    for warning in session.store.take_warnings() {
-        request.ui.note(&format!("warning: {warning}"));
-    }
-    Ok(Some(EndToEnd { report, known: false, put_back }))
+    request.remembered((report, put_back), &digest, &session.identities, &mut session.store).map(Some)
 }
 
 /// `n` token ids of ordinary text.

@@ -131,10 +131,8 @@ fn end_to_end(
     (budget, start): (Duration, Instant),
 ) -> Result<Option<EndToEnd>> {
     let digest = session.frozen()?.digest().to_owned();
-    if !request.force
-        && let Some(report) = accept::known(&digest, &session.identities, &session.store)?
-    {
-        return Ok(Some(EndToEnd { report, known: true, put_back: 0 }));
+    if let Some(known) = request.known_end(&digest, &session.identities, &session.store)? {
+        return Ok(Some(known));
     }
     let parts = session.parts();
     let chosen = parts.iter().map(|p| Ok(p.chosen(&session.choices())?)).collect::<Result<Vec<_>>>()?;
@@ -161,11 +159,8 @@ fn end_to_end(
         work.map_or_else(|| Space::fixed(Config::new()), |w| w.space(&machine))
     };
     let put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store)?;
-    accept::remember(&report, session.frozen()?.digest(), &session.identities, &mut session.store)?;
-    for warning in session.store.take_warnings() {
-        request.ui.note(&format!("warning: {warning}"));
-    }
-    Ok(Some(EndToEnd { report, known: false, put_back }))
+    let digest = session.frozen()?.digest().to_owned();
+    request.remembered((report, put_back), &digest, &session.identities, &mut session.store).map(Some)
 }
 
 /// Time for the compilations of a wave; what is not done by then, the worker does.
