@@ -232,6 +232,28 @@ fn scrambled_timings_let_anything_win_under_an_identity_of_their_own() {
     assert_ne!(identity(Timings::Random(1)), identity(Timings::Random(2)));
 }
 
+/// The questions of a subject that a scripted one inside of it answers.
+macro_rules! answered_by {
+    ($inner:tt) => {
+        fn space(&self) -> &planish_tune::Space {
+            self.$inner.space()
+        }
+        fn points(&self) -> Vec<planish_tune::Point> {
+            self.$inner.points()
+        }
+        fn time(
+            &mut self,
+            admitted: &planish_tune::Admitted,
+            point: planish_tune::Point,
+        ) -> Result<planish_tune::Sample, Rejection> {
+            self.$inner.time(admitted, point)
+        }
+        fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
+            self.$inner.floor(point)
+        }
+    };
+}
+
 /// A subject that tunes another one from inside its gate.
 struct Nested {
     outer: Scripted,
@@ -239,25 +261,10 @@ struct Nested {
 }
 
 impl Subject for Nested {
-    fn space(&self) -> &planish_tune::Space {
-        self.outer.space()
-    }
-    fn points(&self) -> Vec<planish_tune::Point> {
-        self.outer.points()
-    }
+    answered_by!(outer);
     fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
         self.inner.push(tune_alone(9, &[3e5, 1e5]).map(|o| o.choice));
         self.outer.admit(config)
-    }
-    fn time(
-        &mut self,
-        admitted: &planish_tune::Admitted,
-        point: planish_tune::Point,
-    ) -> Result<planish_tune::Sample, Rejection> {
-        self.outer.time(admitted, point)
-    }
-    fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
-        self.outer.floor(point)
     }
 }
 
@@ -267,9 +274,13 @@ fn tune_alone(seed: u64, ns: &[f64]) -> Result<Outcome, String> {
 }
 
 fn tune_on(subject: &mut dyn Subject, clock: &VirtualClock) -> Result<Outcome, String> {
+    tune_within(long(), subject, clock)
+}
+
+fn tune_within(limit: Duration, subject: &mut dyn Subject, clock: &VirtualClock) -> Result<Outcome, String> {
     let cancel = AtomicBool::new(false);
     let task = Task {
-        budget: Budget::new(clock, long()),
+        budget: Budget::new(clock, limit),
         cancel: &cancel,
         observer: &mut planish_tune::Silent,
         resume: Resume::default(),
@@ -447,24 +458,9 @@ fn a_loss_at_one_point_blocks_promotion() {
 fn the_safe_come_first() {
     struct Risky(Scripted);
     impl Subject for Risky {
-        fn space(&self) -> &planish_tune::Space {
-            self.0.space()
-        }
-        fn points(&self) -> Vec<planish_tune::Point> {
-            self.0.points()
-        }
+        answered_by!(0);
         fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
             self.0.admit(config)
-        }
-        fn time(
-            &mut self,
-            admitted: &planish_tune::Admitted,
-            point: planish_tune::Point,
-        ) -> Result<planish_tune::Sample, Rejection> {
-            self.0.time(admitted, point)
-        }
-        fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
-            self.0.floor(point)
         }
         fn risk(&self, config: &Config) -> u32 {
             u32::from(config.int("V") == Some(1))
@@ -472,15 +468,7 @@ fn the_safe_come_first() {
     }
     let clock = VirtualClock::new();
     let mut subject = Risky(Scripted::new(Script::of_times(1, &[1e5; 5]), clock.clone()));
-    let cancel = AtomicBool::new(false);
-    let task = Task {
-        budget: Budget::new(&clock, long()),
-        cancel: &cancel,
-        observer: &mut planish_tune::Silent,
-        resume: Resume::default(),
-        policy: Policy::default(),
-    };
-    tune(&mut subject, task).expect("the default works");
+    tune_on(&mut subject, &clock).expect("the default works");
     assert_eq!(subject.0.admitted, [v(0), v(2), v(3), v(4), v(1)]);
 }
 
@@ -493,24 +481,9 @@ fn a_small_budget_times_what_was_built_first() {
         parts: Vec<usize>,
     }
     impl Subject for Built {
-        fn space(&self) -> &planish_tune::Space {
-            self.inner.space()
-        }
-        fn points(&self) -> Vec<planish_tune::Point> {
-            self.inner.points()
-        }
+        answered_by!(inner);
         fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
             self.inner.admit(config)
-        }
-        fn time(
-            &mut self,
-            admitted: &planish_tune::Admitted,
-            point: planish_tune::Point,
-        ) -> Result<planish_tune::Sample, Rejection> {
-            self.inner.time(admitted, point)
-        }
-        fn floor(&self, point: planish_tune::Point) -> Option<Duration> {
-            self.inner.floor(point)
         }
         fn prepare(&mut self, configs: &[Config]) {
             self.parts.push(configs.len());
@@ -521,15 +494,7 @@ fn a_small_budget_times_what_was_built_first() {
     let times: Vec<f64> = (0..30).map(|i| if i == 1 { 0.5e5 } else { 1e5 }).collect();
     let inner = Scripted::new(Script::of_times(1, &times), clock.clone());
     let mut subject = Built { inner, clock: clock.clone(), parts: Vec::new() };
-    let cancel = AtomicBool::new(false);
-    let task = Task {
-        budget: Budget::new(&clock, Duration::from_secs(25)),
-        cancel: &cancel,
-        observer: &mut planish_tune::Silent,
-        resume: Resume::default(),
-        policy: Policy::default(),
-    };
-    let outcome = tune(&mut subject, task).expect("the default works");
+    let outcome = tune_within(Duration::from_secs(25), &mut subject, &clock).expect("the default works");
     assert_eq!(subject.parts, [16], "the other thirteen would have taken what was left");
     assert_eq!(outcome.choice, v(1), "found among those that were built");
 }
