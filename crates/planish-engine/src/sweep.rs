@@ -131,7 +131,7 @@ pub fn at_shape(ask: &Ask<'_>, name: &str, shape: &Shape, setting: &Setting<'_>,
     let control = control(read_bytes, setting, budget.mul_f64(0.3))?;
     let default = space.default.get(ask.param).cloned().expect("a default has every parameter");
     let rotated_bytes = subject::rotated_bytes(read_bytes, setting.rotate_bytes);
-    let cold = setting.rotate_bytes > 0 && rotated_bytes >= setting.rotate_bytes;
+    let cold = subject::cold(read_bytes, setting.rotate_bytes);
     let (name, shape, load) = (name.to_owned(), shape.clone(), [before, load()]);
     Ok(AtShape { name, shape, read_bytes, rotated_bytes, cold, default, sweep, control, load })
 }

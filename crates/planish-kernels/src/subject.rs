@@ -85,6 +85,11 @@ pub fn rotated_bytes(bytes: u64, rotate_bytes: u64) -> u64 {
     bytes * copies(bytes, rotate_bytes)
 }
 
+/// Whether copies of an argument of `bytes`, of which there is a most, exceed `rotate_bytes`: a timing starts cold.
+pub fn cold(bytes: u64, rotate_bytes: u64) -> bool {
+    rotate_bytes > 0 && rotated_bytes(bytes, rotate_bytes) >= rotate_bytes
+}
+
 fn copies(bytes: u64, rotate_bytes: u64) -> u64 {
     if bytes == 0 { 1 } else { rotate_bytes.div_ceil(bytes).clamp(1, COPIES) }
 }
@@ -419,8 +424,9 @@ impl Subject for OpSubject<'_> {
 
     fn floor(&self, _point: Point) -> Option<Duration> {
         let (spec, cost) = (&self.spec, self.cost());
-        // Without rotation weights come from a cache, faster than memory gives them.
-        let read = spec.read_gb_s.filter(|_| spec.rotate_bytes > 0).map(|gb_s| cost.read_bytes as f64 / gb_s);
+        // What is not rotated past the caches comes from them, faster than memory gives it.
+        let cold = cold(cost.read_bytes, spec.rotate_bytes);
+        let read = spec.read_gb_s.filter(|_| cold).map(|gb_s| cost.read_bytes as f64 / gb_s);
         let arithmetic = spec.peak.map(|p| cost.arithmetic_ns(p.f32_gflop_s, p.int8_gop_s));
         let ns = read.into_iter().chain(arithmetic).reduce(f64::max)?;
         Some(Duration::from_secs_f64(ns * 1e-9))

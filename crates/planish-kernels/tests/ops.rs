@@ -130,6 +130,10 @@ fn the_floor_is_the_higher_of_reading_and_arithmetic() {
     assert_eq!(floor_ns("matvec", &int8.replace("batch=100", "batch=1"), 1, Some(10.0), peak), Some(34_000));
     assert_eq!(floor_ns("gemm", int8, 0, Some(10.0), peak), Some(1_600_000));
     assert_eq!(floor_ns("gemm", int8, 0, Some(10.0), None), None);
+    // As many copies as there may be of 4 KB stay in a cache of 16 MB: memory's bandwidth is no bound there.
+    let tiny = "act=int8,batch=1,cols=96,rows=40,type=q8_0";
+    assert_eq!(floor_ns("matvec", tiny, 1 << 20, Some(10.0), None), Some(408));
+    assert_eq!(floor_ns("matvec", tiny, 16 << 20, Some(10.0), None), None);
     // Two multiply-adds for each of 8 heads, 64 elements and 136 pairs of a query and a key that it sees.
     let attention = "batch=16,context=16,forms=f32,head_dim=64,heads=8,kv=f16,kv_heads=2";
     assert_eq!(floor_ns("attention", attention, 0, None, peak), Some((4 * 8 * 64 * 136 + 5) / 10));
