@@ -122,6 +122,14 @@ INLINE void grid_wait(uint* counter, uint& sense) {
 // A clock of the device in nanoseconds, its low 32 bits; it may tick in steps of a microsecond.
 INLINE uint device_ticks() { uint t; asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(t) :: "memory"); return t; }
 #define TICKS() device_ticks()
+// The same behind a barrier of the group: a SIMD group goes on past a barrier until it needs memory, and a clock is none, so
+// a word of threadgroup memory is read first, and the clock waits for what it is.
+INLINE uint device_ticks_behind(const volatile uint* word) {
+    uint t;
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %1, 0x7ff00ff7; @p nanosleep.u32 0; mov.u32 %0, %%globaltimer_lo; }" : "=r"(t) : "r"(*word) : "memory");
+    return t;
+}
+#define TICKS_BEHIND(word) device_ticks_behind(word)
 
 // Brings `bytes` from p on closer, and changes no result; both are multiples of 16.
 INLINE void prefetch(const void* p, uint bytes) {

@@ -234,6 +234,7 @@ template <class T> tptr<T> dynamic(const char* name) {
 #define GRID_WAIT(counter, sense) ::exec::grid_barrier(__LINE__)
 // A clock of the device in nanoseconds, its low 32 bits.
 #define TICKS() ((uint)std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count())
+#define TICKS_BEHIND(word) (TICKS() + 0u * uint((word)[0]))
 
 // Atomics on device memory, relaxed.
 template <class T> static inline T atomic_add(::exec::atomics<T> a, uint i, T v) { T* p = a.at(i); exec::atomic_guard(p); T old = *p; *p = old + v; exec::atomic_guard(p); return old; }

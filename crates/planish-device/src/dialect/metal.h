@@ -87,7 +87,7 @@ inline uint atomic_max(device atomic<uint>* a, uint i, uint v) { return atomic_f
 template <class T> inline T atomic_load(device atomic<T>* a, uint i) { return atomic_load_explicit(a + i, memory_order_relaxed); }
 template <class T> inline void atomic_store(device atomic<T>* a, uint i, T v) { atomic_store_explicit(a + i, v, memory_order_relaxed); }
 
-// TICKS() is not here: shaders read no clock.
+// TICKS() and TICKS_BEHIND() are not here: shaders read no clock.
 
 // Metal promises no progress of one group while another waits, so a grid barrier may hang.
 // A backend that knows its device defines METAL_GRID_BARRIER and launches no more groups than are resident at once;

@@ -222,9 +222,9 @@ pub const STAMPED: &str = grid!(
     "    uint stamps = 0u;
     if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
 ",
-    "        if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
+    "        if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS_BEHIND(words);
 ",
     "    TG_BARRIER();
-    if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS();
+    if (TID == 0u) ticks[stamps++ * TG_COUNT + TG_X] = TICKS_BEHIND(words);
 "
 );
