@@ -16,12 +16,13 @@ use planish_engine::arch::Hyper;
 use planish_engine::generate::{Flow, Settings};
 use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{AHEAD, By, GpuDecoder, Options, Route, Weights};
-use planish_engine::plan::Defaults;
+use planish_engine::plan::{Choices, Chosen, Defaults};
 use planish_engine::verify::{self, Dump, ExpectedFile};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
-use planish_kernels::op::Machine;
+use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::weight::Activations;
+use planish_tune::Space;
 
 fn cache(name: &str) -> PathBuf {
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -68,9 +69,19 @@ fn load<'b>(backend: &'b dyn Backend, name: &str) -> Result<Loaded<'b>, Error> {
 
 impl Loaded<'_> {
     fn decoder(&self, activations: Activations, route: Option<Route>, context: usize) -> GpuDecoder<'_> {
+        self.decoder_by(&Defaults, activations, route, context)
+    }
+
+    fn decoder_by(
+        &self,
+        choices: &dyn Choices,
+        activations: Activations,
+        route: Option<Route>,
+        context: usize,
+    ) -> GpuDecoder<'_> {
         let machine = Machine { backend: self.backend, isa: Isa::Portable };
         let options = Options { context, activations, route, sampled: true, ahead: AHEAD, chunk: 0 };
-        GpuDecoder::new(machine, &self.hyper, &self.weights, options, &Defaults).expect("a decoder")
+        GpuDecoder::new(machine, &self.hyper, &self.weights, options, choices).expect("a decoder")
     }
 }
 
@@ -103,13 +114,23 @@ const REFUSED: [&str; 1] = ["llama-odd-f32"];
 /// Prompts of up to `longest` tokens of a golden model in `classes` on `routes`: what fails against f64, and where the
 /// paths differ in bits.
 fn judge(backend: &dyn Backend, name: &str, classes: &[Class], routes: &[Route], longest: usize) -> Vec<String> {
+    judge_by(&Defaults, backend, name, (classes, routes), longest)
+}
+
+fn judge_by(
+    choices: &dyn Choices,
+    backend: &dyn Backend,
+    name: &str,
+    (classes, routes): (&[Class], &[Route]),
+    longest: usize,
+) -> Vec<String> {
     let (loaded, file) = (load(backend, name).expect("weights"), expected(name));
     let (mut failures, mut judged) = (Vec::new(), 0);
     for (mode, class) in classes {
         for prompt in file.prompts.iter().filter(|p| p.ids.len() <= longest) {
             let mut first: Option<Dump> = None;
             for route in routes {
-                let mut decoder = loaded.decoder(*class, Some(*route), prompt.ids.len());
+                let mut decoder = loaded.decoder_by(choices, *class, Some(*route), prompt.ids.len());
                 let dump = verify::run(&mut decoder, prompt, verify::Path::Steps).expect("a run");
                 let v = verify::judge(prompt, &dump, mode, verify::Path::Steps).expect("a verdict");
                 let what = format!("{name} {mode} {} on {}", prompt.name, route.name());
@@ -163,6 +184,29 @@ fn paths_give_the_same_bits_on_the_host_executor() {
     for name in ["llama-q4_k_m", "gemma3-q4_0"] {
         none(judge(host.as_ref(), name, &[INT8], &Route::ALL, 8));
     }
+}
+
+/// Every default, but that what crosses a barrier of decode's grid carries marks.
+fn marked(op: &'static Op, _: &Shape, space: &Space) -> Result<Option<Chosen>, Error> {
+    let config = space.default.clone().with("CROSS", "marks");
+    Ok((op.name == "decode").then_some(Chosen { config, tier: "pinned" }))
+}
+
+/// On the host executor a mark that is not the awaited one is awaited for ever.
+#[test]
+fn values_with_marks_cross_barriers_on_the_host_executor() {
+    let Some(host) = host() else { return };
+    for (name, class) in [("llama-q4_k_m", INT8), ("qwen2-q4_k_m", F32), ("qwen3-q4_k_m", INT8)] {
+        none(judge_by(&marked, host.as_ref(), name, (&[class], &Route::ALL), 8));
+    }
+}
+
+#[test]
+fn values_with_marks_cross_barriers_on_a_card() {
+    let Some(card) = card() else { return };
+    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()) && !n.starts_with("gemma"));
+    let routes = [Route::Token, Route::Layer, Route::Launches];
+    none(names.flat_map(|n| judge_by(&marked, card.as_ref(), &n, (&[F32, INT8], &routes), usize::MAX)).collect());
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod models;
 use models::{Fault, fill, model, places};
 use planish_device::{Backend, Cuda, CudaOptions, Init, Slice};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::decode::model::{Memory, Model, ModelAt, STEP_WORDS};
+use planish_kernels::gpu::decode::model::{Memory, Model, ModelAt, STEP_WORDS, SYNC_WORDS};
 use planish_kernels::gpu::decode::{Draw, space, step};
 use planish_kernels::op::Machine;
 
@@ -43,7 +43,7 @@ fn main() -> Result<(), Fault> {
         values: alloc(2 * m.cache_elements())?,
         work: alloc(m.work_bytes())?,
         logits: alloc(4 * m.vocab)?,
-        sync: of_words(&[0])?,
+        sync: of_words(&[0; SYNC_WORDS])?,
     };
     // What a token reads: all but the embedding, of which it is a row, unless that is the head.
     let read = bytes - if at.embedding == at.head { 0 } else { at.layers[0].attn_norm.min(at.head.offset) };

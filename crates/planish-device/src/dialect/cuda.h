@@ -116,9 +116,49 @@ INLINE void grid_wait(uint* counter, uint& sense) {
     sense ^= 0x80000000u;
     __syncthreads();
 }
+// The same where what crosses says itself that it has come, by marks that the kernel puts into it: nothing waits for writes
+// to be seen, unless `fenced`. What crosses is stored and loaded relaxed.
+INLINE void grid_arrive_loose(uint* counter, bool fenced) {
+    __syncthreads();
+    if (threadIdx.x == GROUP_THREADS - 32) {
+        if (fenced) __threadfence();
+        asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; red.relaxed.gpu.global.add.u32 [g], %1; }"
+                     :: "l"(counter), "r"(blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u) : "memory");
+    }
+}
+INLINE void grid_wait_loose(uint* counter, uint& sense, bool fenced) {
+    if (threadIdx.x == GROUP_THREADS - 32) {
+        uint now;
+        do asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.relaxed.gpu.global.u32 %0, [g]; }" : "=r"(now) : "l"(counter) : "memory");
+        while (((now ^ sense) & 0x80000000u) == 0);
+        if (fenced) __threadfence();
+    }
+    sense ^= 0x80000000u;
+    __syncthreads();
+}
 #define GRID_SENSE(counter) grid_sense(counter)
 #define GRID_ARRIVE(counter) grid_arrive(counter)
 #define GRID_WAIT(counter, sense) grid_wait(counter, sense)
+#define GRID_ARRIVE_LOOSE(counter, fenced) grid_arrive_loose(counter, fenced)
+#define GRID_WAIT_LOOSE(counter, sense, fenced) grid_wait_loose(counter, sense, fenced)
+// Words that other groups may write meanwhile: each is whole, in no order with others.
+INLINE uint relaxed_load(const uint* p) {
+    uint v; asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.relaxed.gpu.global.u32 %0, [g]; }" : "=r"(v) : "l"(p) : "memory"); return v;
+}
+INLINE uint2 relaxed_load(const uint2* p) {
+    uint2 v; asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %2; ld.relaxed.gpu.global.v2.u32 {%0, %1}, [g]; }" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory"); return v;
+}
+INLINE uint4 relaxed_load(const uint4* p) {
+    uint4 v; asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %4; ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [g]; }"
+                          : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory"); return v;
+}
+INLINE void relaxed_store(uint* p, uint v) {
+    asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; st.relaxed.gpu.global.u32 [g], %1; }" :: "l"(p), "r"(v) : "memory");
+}
+INLINE void relaxed_store(uint4* p, uint4 v) {
+    asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; st.relaxed.gpu.global.v4.u32 [g], {%1, %2, %3, %4}; }"
+                 :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 // A clock of the device in nanoseconds, its low 32 bits; it may tick in steps of a microsecond.
 INLINE uint device_ticks() { uint t; asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(t) :: "memory"); return t; }
 #define TICKS() device_ticks()

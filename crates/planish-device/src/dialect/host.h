@@ -232,6 +232,11 @@ template <class T> tptr<T> dynamic(const char* name) {
 #define GRID_SENSE(counter) 0u
 #define GRID_ARRIVE(counter)
 #define GRID_WAIT(counter, sense) ::exec::grid_barrier(__LINE__)
+#define GRID_ARRIVE_LOOSE(counter, fenced)
+#define GRID_WAIT_LOOSE(counter, sense, fenced) ::exec::grid_barrier(__LINE__)
+// Words that other groups may write meanwhile; here a barrier is between.
+template <class P> static inline auto relaxed_load(P p) { return p[0]; }
+template <class P, class T> static inline void relaxed_store(P p, T v) { p[0] = v; }
 // A clock of the device in nanoseconds, its low 32 bits.
 #define TICKS() ((uint)std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count())
 #define TICKS_BEHIND(word) (TICKS() + 0u * uint((word)[0]))

@@ -121,9 +121,15 @@ inline void grid_wait(device atomic<uint>* counter, thread uint& sense, uint thr
 #define GRID_SENSE(counter) (atomic_load(counter, 0u) & 0x80000000u)
 #define GRID_ARRIVE(counter) grid_arrive(counter, group_, groups_, thread_)
 #define GRID_WAIT(counter, sense) grid_wait(counter, sense, thread_)
+#define GRID_ARRIVE_LOOSE(counter, fenced) GRID_ARRIVE(counter)
+#define GRID_WAIT_LOOSE(counter, sense, fenced) GRID_WAIT(counter, sense)
 #else
 #define DEVICE device
 #endif
+// Words that other groups may write meanwhile; here a barrier is between.
+template <class T> inline T relaxed_load(DEVICE const T* p) { return p[0]; }
+template <class T> inline T relaxed_load(DEVICE T* p) { return p[0]; }
+template <class T> inline void relaxed_store(DEVICE T* p, T v) { p[0] = v; }
 
 // Metal has no way to bring memory closer ahead of its use.
 template <class P> inline void prefetch(P p, uint bytes) {}

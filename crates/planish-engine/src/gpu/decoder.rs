@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use planish_device::{Init, Launch, Sequence, Slice, Token};
-use planish_kernels::gpu::decode::model::{HISTORY, Memory, Model, RING, STEP_WORDS};
+use planish_kernels::gpu::decode::model::{HISTORY, Memory, Model, RING, STEP_WORDS, SYNC_WORDS};
 use planish_kernels::gpu::decode::stamped::Stamped;
 use planish_kernels::gpu::decode::{self, Draw, Sampler};
 use planish_kernels::gpu::sample;
@@ -523,7 +523,7 @@ fn memory(machine: Machine<'_>, model: &Model, weights: &Weights) -> Result<Memo
         values: zeros(cache)?,
         work: zeros(model.work_bytes())?,
         logits: zeros(4 * model.vocab)?,
-        sync: zeros(4)?,
+        sync: zeros(4 * SYNC_WORDS)?,
     })
 }
 

@@ -5,7 +5,7 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    COPIES, DRAW, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, slot_bytes, stage,
+    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
@@ -77,7 +77,13 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let slot = slot_bytes(model, at, config)? / ALIGN;
     let copies = COPIES.iter().position(|name| config.name("COPIES") == Some(name));
     let copies = copies.ok_or_else(|| Rejection::Constraint(format!("COPIES is one of {COPIES:?}")))?;
+    let cross = CROSS.iter().position(|name| config.name("CROSS") == Some(name));
+    let cross = cross.ok_or_else(|| Rejection::Constraint(format!("CROSS is one of {CROSS:?}")))?;
+    if cross == 1 && model.post_norms {
+        return Err(Rejection::Constraint(FENCED.to_owned()));
+    }
     let own = vec![
+        ("MARKS", cross as i64),
         ("THREADS", get("THREADS")?),
         ("SPLITS", get("SPLITS")?),
         ("ROWS_QKV", get("ROWS")?),

@@ -32,7 +32,7 @@ pub static OP: GpuOp = GpuOp {
         problem: problem::problem,
         steps: |call: &OpCall, config, machine| problem::steps(call, config, machine),
         rotated: &[0, 4, 5],
-        reduces: &["THREADS", "SPLITS"],
+        reduces: &["THREADS", "SPLITS", "CROSS"],
     },
     text: Text(&[
         QUANT,
@@ -71,6 +71,11 @@ const PICK: (&str, &str) = ("draw.k", include_str!("draw.k"));
 const HOST_RESIDENT: usize = 2048;
 /// Who makes the copies of weights, as the text numbers them.
 const COPIES: [&str; 2] = ["engine", "lanes"];
+
+/// How what a phase leaves crosses a barrier of the grid, as the text numbers it.
+const CROSS: [&str; 2] = ["fence", "marks"];
+/// A norm behind a block keeps a sum that carries no marks.
+const FENCED: &str = "norms behind blocks need CROSS=fence";
 
 /// Groups of a grid, by tier.
 const BLOCKS: [usize; 4] = [2, 16, 64, 132];
@@ -223,6 +228,11 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 trades: "the copy engine's rate against the lanes' fewer instructions",
                 values: names(&COPIES),
             },
+            planish_tune::Param {
+                name: "CROSS",
+                trades: "waiting until writes are seen against a mark to look at in every value",
+                values: names(&CROSS),
+            },
         ],
         constraints: vec![
             named(
@@ -232,6 +242,7 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                     matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
                 }),
             ),
+            named(FENCED.to_owned(), Box::new(move |c| !m.post_norms || c.name("CROSS") == Some("fence"))),
             named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
             Constraint { name: format!("threadgroup bytes <= {bytes}, with copies <= {whole}"), holds: fits },
         ],
@@ -267,6 +278,7 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
             .with("SLOTS", slots)
             .with("SEGMENTS", segments)
             .with("COPIES", if large { "lanes" } else { "engine" })
+            .with("CROSS", "fence")
     };
     let tries = [[threads, 3, 2], [threads, 2, 2], [threads, 2, 1], [threads, 1, 1], [128, 2, 1]];
     let mut tries = tries.into_iter().skip(if large { 0 } else { 2 }).map(of);

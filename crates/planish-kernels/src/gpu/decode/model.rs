@@ -16,6 +16,8 @@ pub const RING: usize = 256;
 pub const HISTORY: usize = 256;
 /// Words of the step: token, position, tokens drawn, one that is spare, and the ring.
 pub const STEP_WORDS: usize = 4 + RING;
+/// Words of the barrier: its counter, whether the last grid was an odd one, and its parts of the keys.
+pub const SYNC_WORDS: usize = 3;
 /// Largest head.
 pub const HEAD_DIM_MAX: usize = 256;
 
@@ -132,7 +134,7 @@ pub struct Memory {
     pub work: Slice,
     /// f32 `[vocab]`.
     pub logits: Slice,
-    /// One word, zero before the first step.
+    /// `SYNC_WORDS` words, zero before the first step.
     pub sync: Slice,
 }
 

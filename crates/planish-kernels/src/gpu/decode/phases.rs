@@ -48,43 +48,49 @@ macro_rules! ahead {
 }
 macro_rules! embed {
     () => {
-        "phase_embed(arena, words, step, work, p.embedding_scale, at);"
+        "phase_embed(arena, words, step, work, p.embedding_scale, mark, at);"
     };
 }
 macro_rules! qkv {
-    ($layer:literal) => {
-        concat!("phase_qkv(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $seen:literal) => {
+        concat!("phase_qkv(work, ", $layer, ", p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! attend {
-    ($layer:literal, $newest:literal) => {
+    ($layer:literal, $newest:literal, $seen:literal) => {
         concat!(
             "phase_attend(arena, words, ",
             $newest,
             ", ropes, keys, values, work, ",
             $layer,
-            ", p, qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
+            ", p, mark, ",
+            $seen,
+            ", qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
         )
     };
 }
 macro_rules! out {
-    ($layer:literal) => {
-        concat!("phase_out(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $seen:literal) => {
+        concat!("phase_out(work, ", $layer, ", mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
-    ($layer:literal) => {
-        concat!("phase_up(work, ", $layer, ", p.eps, ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $seen:literal) => {
+        concat!("phase_up(work, ", $layer, ", p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! down {
-    ($layer:literal) => {
-        concat!("phase_down(work, ", $layer, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $seen:literal) => {
+        concat!("phase_down(work, ", $layer, ", mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
-    () => {
-        "phase_head(work, logits, p.eps, p.logit_softcap, ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
+    ($seen:literal) => {
+        concat!(
+            "phase_head(work, logits, p.eps, p.logit_softcap, ",
+            $seen,
+            ", ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
+        )
     };
 }
 macro_rules! kernel {
@@ -96,7 +102,7 @@ macro_rules! kernel {
             arguments!("PARAMS(DecodeParams, p, 9)"),
             ")\n{\n",
             shared!(),
-            "    ",
+            "    const uint mark = mark_alone(sync, p.first, at);\n    ",
             $body,
             "\n}\n\n"
         )
@@ -117,79 +123,84 @@ macro_rules! grid {
             shared!(),
             "    ",
             ahead!("PHASE_QKV"),
-            "const uint newest = step[STEP_POSITION];
+            "const uint newest = step[STEP_POSITION], odd = grid_odd(sync);
+    const bool fences = grid_fences(sync);
     uint sense = GRID_SENSE(sync);
     if ((p.ends & 1u) != 0u) {
+        const uint mark = mark_of(odd, 1u);            // of the layer before the first
         ",
             embed!(),
             "
-        GRID_ARRIVE(sync);
+        ARRIVE();
 ",
             $border,
-            "        GRID_WAIT(sync, sense);
+            "        WAIT();
 ",
             $border,
             "    }
     for (uint layer = p.first; layer < p.first + p.count; ++layer) {
+        // What an earlier launch has left is there.
+        const uint mark = mark_of(odd, layer), here = (layer > p.first || (p.ends & 1u) != 0u) ? mark ^ 1u : MARK_ANY;
         prefetch_cache(keys, values, words, layer, newest, at);
         ",
-            qkv!("layer"),
+            qkv!("layer", "here"),
             "
-        GRID_ARRIVE(sync);
+        ARRIVE();
 ",
             $border,
             "        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        WAIT();
 ",
             $border,
             "        ",
-            attend!("layer", "newest"),
+            attend!("layer", "newest", "mark"),
             "
-        GRID_ARRIVE(sync);
+        ARRIVE();
 ",
             $border,
             "        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
-        GRID_WAIT(sync, sense);
+        WAIT();
 ",
             $border,
             "        ",
-            out!("layer"),
+            out!("layer", "mark"),
             "
-        GRID_ARRIVE(sync);
+        ARRIVE();
 ",
             $border,
             "        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        WAIT();
 ",
             $border,
             "        ",
-            up!("layer"),
+            up!("layer", "mark"),
             "
-        GRID_ARRIVE(sync);
+        ARRIVE();
 ",
             $border,
             "        ahead_pay(ahead, words, arena, ring, copies, at);
-        GRID_WAIT(sync, sense);
+        WAIT();
 ",
             $border,
             "        ",
-            down!("layer"),
+            down!("layer", "mark"),
             "
         if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
-            GRID_ARRIVE(sync);
+            ARRIVE();
 ",
             $border,
             "            ahead_pay(ahead, words, arena, ring, copies, at);
-            GRID_WAIT(sync, sense);
+            WAIT();
 ",
             $border,
             "        }
     }
     if ((p.ends & 2u) != 0u) {
         ",
-            head!(),
+            head!("mark_of(odd, p.first + p.count - 1u)"),
             "
     }
+    grid_ends(sync, odd, at);
 ",
             $end,
             "}
@@ -205,12 +216,12 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first"))),
-    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]")),
-    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first"))),
-    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first"))),
-    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first"))),
-    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!())),
+    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first", "MARK_ANY"))),
+    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "MARK_ANY")),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "MARK_ANY"))),
+    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first", "MARK_ANY"))),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "MARK_ANY"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!("MARK_ANY"))),
     grid!("decode_fused", "PARAMS(DecodeParams, p, 9)", "", "", ""),
 );
 

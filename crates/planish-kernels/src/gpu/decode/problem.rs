@@ -4,7 +4,7 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection};
 
 use super::launch::{Draw, step};
-use super::model::{At, LayerAt, Memory, Model, ModelAt, RING, STEP_WORDS};
+use super::model::{At, LayerAt, Memory, Model, ModelAt, RING, STEP_WORDS, SYNC_WORDS};
 use super::reference::{self, CACHE, Given, Gives, Layer, Matrix};
 use crate::data::{self, Rng};
 use crate::gpu::planes::Planes;
@@ -409,7 +409,8 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let (before, after) = steps_words(token, position, drawn.filter(|_| judged));
     let [keys, values] = held;
     let [after_k, after_v] = [(0, &keys), (1, &values)].map(|(i, x)| caches_after(&m, x, i, &[(position, &y.new)]));
-    let any = Expected { dtype: Dtype::U32, values: vec![0.0], bounds: vec![f64::INFINITY], untouched: 0 };
+    let (n, dtype) = (SYNC_WORDS, Dtype::U32);
+    let any = Expected { dtype, values: vec![0.0; n], bounds: vec![f64::INFINITY; n], untouched: 0 };
     Problem {
         shape: s.clone(),
         attrs: Attrs::new().with("draw", f64::from(u32::from(drawn.is_some() && judged))),
@@ -422,7 +423,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
             Arg::InOut(data::bytes_f16(&values), after_v),
             Arg::Scratch(m.work_bytes()),
             Arg::Out(y.logits),
-            Arg::InOut(vec![0; 4], any),
+            Arg::InOut(vec![0; 4 * SYNC_WORDS], any),
         ],
         label: format!("{fill:?} seed={seed}"),
     }

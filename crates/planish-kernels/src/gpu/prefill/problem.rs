@@ -8,7 +8,7 @@ use planish_tune::{Config, Rejection};
 
 use super::{PrefillMemory, ROWS, io, launches};
 use crate::data::{self, Rng};
-use crate::gpu::decode::model::{Memory, Model, STEP_WORDS};
+use crate::gpu::decode::model::{Memory, Model, STEP_WORDS, SYNC_WORDS};
 use crate::gpu::decode::problem::{Built, angles, blurred, build, cache, caches_after, check_model, ropes};
 pub use crate::gpu::decode::problem::{model, places};
 use crate::gpu::decode::reference::{CACHE, Given, Layer, Matrix, step_stored};
@@ -273,8 +273,8 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let step: Vec<u32> = (0..STEP_WORDS as u32).collect();
     let mut step_after: Vec<f64> = step.iter().map(|w| f64::from(*w)).collect();
     step_after[1] = (past + count) as f64;
-    let any = vec![0.0];
-    let any = Expected { bounds: vec![f64::INFINITY], ..Expected::exact(Dtype::U32, any) };
+    let any = vec![0.0; SYNC_WORDS];
+    let any = Expected { bounds: vec![f64::INFINITY; SYNC_WORDS], ..Expected::exact(Dtype::U32, any) };
     // Ids past the last token may be anything.
     let mut words = PrefillMemory::words(past, &ids);
     words.resize(PrefillMemory::words_bytes(chunk), 0xa5);
@@ -290,7 +290,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
             Arg::InOut(data::bytes_f16(&held[1]), after_v),
             Arg::Scratch(m.work_bytes()),
             Arg::Out(y.logits),
-            Arg::InOut(vec![0; 4], any),
+            Arg::InOut(vec![0; 4 * SYNC_WORDS], any),
             Arg::In(words),
             Arg::Scratch(PrefillMemory::weights_bytes((&m, &built.at))),
             Arg::Scratch(PrefillMemory::rows_bytes((&m, &built.at), chunk)),
