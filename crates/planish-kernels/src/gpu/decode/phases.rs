@@ -33,6 +33,7 @@ macro_rules! shared {
     at.group = TG_X;
     at.groups = TG_COUNT;
     load_words(words, table, p.first, p.count, at);
+    float4 weights[SHAPE_NORM_QUADS];
 "
     };
 }
@@ -46,6 +47,12 @@ macro_rules! ahead {
         )
     };
 }
+/// Loads the weights of a norm, named by its word.
+macro_rules! norm {
+    ($word:literal) => {
+        concat!("norm_weights(weights, arena, words[", $word, "], at);\n    ")
+    };
+}
 macro_rules! embed {
     () => {
         "phase_embed(arena, words, step, work, p.embedding_scale, mark, at);"
@@ -53,7 +60,7 @@ macro_rules! embed {
 }
 macro_rules! qkv {
     ($layer:literal, $seen:literal) => {
-        concat!("phase_qkv(work, ", $layer, ", p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+        concat!("phase_qkv(work, ", $layer, ", weights, p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! attend {
@@ -76,7 +83,7 @@ macro_rules! out {
 }
 macro_rules! up {
     ($layer:literal, $seen:literal) => {
-        concat!("phase_up(work, ", $layer, ", p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+        concat!("phase_up(work, ", $layer, ", weights, p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
     };
 }
 macro_rules! down {
@@ -87,7 +94,7 @@ macro_rules! down {
 macro_rules! head {
     ($seen:literal) => {
         concat!(
-            "phase_head(work, logits, p.eps, p.logit_softcap, ",
+            "phase_head(work, logits, weights, p.eps, p.logit_softcap, ",
             $seen,
             ", ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
         )
@@ -121,9 +128,7 @@ macro_rules! grid {
             ")\n{\n",
             $begin,
             shared!(),
-            "    ",
-            ahead!("PHASE_QKV"),
-            "const uint newest = step[STEP_POSITION], odd = grid_odd(sync);
+            "    const uint newest = step[STEP_POSITION], odd = grid_odd(sync);
     const bool fences = grid_fences(sync);
     uint sense = GRID_SENSE(sync);
     if ((p.ends & 1u) != 0u) {
@@ -134,7 +139,12 @@ macro_rules! grid {
         ARRIVE();
 ",
             $border,
-            "        WAIT();
+            "    }
+    ",
+            norm!("layer_at(p.first) + LAYER_ATTN_NORM"),
+            ahead!("PHASE_QKV"),
+            "if ((p.ends & 1u) != 0u) {
+        WAIT();
 ",
             $border,
             "    }
@@ -168,7 +178,9 @@ macro_rules! grid {
         ARRIVE();
 ",
             $border,
-            "        ahead_pay(ahead, words, arena, ring, copies, at);
+            "        ",
+            norm!("layer_at(layer) + LAYER_FFN_NORM"),
+            "    ahead_pay(ahead, words, arena, ring, copies, at);
         WAIT();
 ",
             $border,
@@ -189,7 +201,9 @@ macro_rules! grid {
             ARRIVE();
 ",
             $border,
-            "            ahead_pay(ahead, words, arena, ring, copies, at);
+            "            ",
+            norm!("layer + 1u < p.first + p.count ? layer_at(layer + 1u) + LAYER_ATTN_NORM : MODEL_NORM"),
+            "        ahead_pay(ahead, words, arena, ring, copies, at);
             WAIT();
 ",
             $border,
@@ -216,12 +230,12 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), qkv!("p.first", "MARK_ANY"))),
+    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), norm!("layer_at(p.first) + LAYER_ATTN_NORM"), qkv!("p.first", "MARK_ANY"))),
     kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "MARK_ANY")),
     kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "MARK_ANY"))),
-    kernel!("decode_up", concat!(ahead!("PHASE_UP"), up!("p.first", "MARK_ANY"))),
+    kernel!("decode_up", concat!(ahead!("PHASE_UP"), norm!("layer_at(p.first) + LAYER_FFN_NORM"), up!("p.first", "MARK_ANY"))),
     kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "MARK_ANY"))),
-    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), head!("MARK_ANY"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), norm!("MODEL_NORM"), head!("MARK_ANY"))),
     grid!("decode_fused", "PARAMS(DecodeParams, p, 9)", "", "", ""),
 );
 
