@@ -5,7 +5,7 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, ring_bytes, slot_bytes, stage,
+    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, qkv_segments, ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
@@ -86,7 +86,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("MARKS", cross as i64),
         ("THREADS", get("THREADS")?),
         ("SPLITS", get("SPLITS")?),
-        ("ROWS_QKV", get("ROWS")?),
+        ("ROWS_QKV", get("ROWS_QKV")?),
         ("ROWS_OUT", get("ROWS")?),
         ("ROWS_UP", get("ROWS_UP")?),
         ("ROWS_DOWN", get("ROWS_DOWN")?),
@@ -108,6 +108,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("QUADS", quads as i64),
         ("SLOTS", get("SLOTS")?),
         ("SEGMENTS", get("SEGMENTS")?),
+        ("SEGMENTS_QKV", qkv_segments(model, at, config)? as i64),
         ("WORDS", table_words(model) as i64),
         ("NORM_QUADS", quads_each(model.hidden)?),
         ("WIDE_QUADS", quads_each(model.wide())?),

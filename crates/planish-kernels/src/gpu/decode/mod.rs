@@ -162,24 +162,47 @@ fn pitch(bytes: usize) -> usize {
     (bytes + LINE - ALIGN).next_multiple_of(LINE)
 }
 
-/// Bytes of the largest copy of weights: of the rows that a phase takes at a time, some segments of the widest type.
-pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
-    let mut most = LINE;
+/// Bytes of a copy of `rows` rows of `cols` columns each, `segments` of them.
+fn copy_bytes(m: At, cols: usize, rows: usize, segments: usize) -> usize {
+    let row = Planes { ty: m.ty, rows: 1, cols }.row_bytes();
+    rows * pitch(row.min(segments * planes::most_segment_bytes(m.ty, cols)))
+}
+
+/// Bytes of the largest copy of weights but q, k and v: of the rows that a phase takes at a time, some segments.
+fn other_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
     let segments = knob(config, "SEGMENTS")?;
-    let mut take = |m: At, cols: usize, rows: usize| {
-        let row = Planes { ty: m.ty, rows: 1, cols }.row_bytes();
-        most = most.max(rows * pitch(row.min(segments * planes::most_segment_bytes(m.ty, cols))));
-    };
-    let [rows, up, down, head] = ["ROWS", "ROWS_UP", "ROWS_DOWN", "ROWS_HEAD"].map(|name| knob(config, name));
-    let (rows, up, down) = (rows?, up?, down?);
+    let [out, up, down, head] = ["ROWS", "ROWS_UP", "ROWS_DOWN", "ROWS_HEAD"].map(|name| knob(config, name));
+    let (out, up, down) = (out?, up?, down?);
+    let mut most = LINE.max(copy_bytes(at.head, model.hidden, head?, segments));
     for l in &at.layers {
-        l.qkv.into_iter().for_each(|m| take(m, model.hidden, rows));
-        take(l.out, model.wide(), rows);
-        take(l.gate_up, model.hidden, up);
-        take(l.down, model.ffn, down);
+        most = most.max(copy_bytes(l.out, model.wide(), out, segments));
+        most = most.max(copy_bytes(l.gate_up, model.hidden, up, segments));
+        most = most.max(copy_bytes(l.down, model.ffn, down, segments));
     }
-    take(at.head, model.hidden, head?);
     Ok(most)
+}
+
+/// Bytes of the largest copy of q, k and v of `segments`.
+fn qkv_bytes(model: &Model, at: &ModelAt, config: &Config, segments: usize) -> Result<usize, Rejection> {
+    let rows = knob(config, "ROWS_QKV")?;
+    let each = at.layers.iter().flat_map(|l| l.qkv).map(|m| copy_bytes(m, model.hidden, rows, segments));
+    Ok(each.max().unwrap_or(LINE))
+}
+
+/// Segments of a copy of q, k and v: as many as the other phases take, but for those that would need larger slots.
+pub(crate) fn qkv_segments(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
+    let other = other_bytes(model, at, config)?;
+    let mut segments = knob(config, "SEGMENTS")?;
+    while segments > 1 && qkv_bytes(model, at, config, segments)? > other {
+        segments -= 1;
+    }
+    Ok(segments)
+}
+
+/// Bytes of the largest copy of weights.
+pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result<usize, Rejection> {
+    let qkv = qkv_bytes(model, at, config, qkv_segments(model, at, config)?)?;
+    Ok(qkv.max(other_bytes(model, at, config)?))
 }
 
 /// What may be tried for a model on `machine`.
@@ -217,7 +240,8 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 384, 448, 512]),
             ints("SPLITS", "groups that share a head against parts to put together", &splits(model, blocks)),
             ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
-            ints("ROWS", "rows of q, k, v and out at a time: loads in flight against idle SIMD groups", &[1, 2]),
+            ints("ROWS_QKV", "rows of q, k and v at a time: loads in flight against idle SIMD groups", &[1, 2, 3]),
+            ints("ROWS", "rows of out at a time", &[1, 2]),
             ints("ROWS_UP", "rows of gate and up at a time", &[2, 4]),
             ints("ROWS_DOWN", "rows of down at a time", &[1, 2]),
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
@@ -271,6 +295,7 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
             .with("THREADS", threads)
             .with("SPLITS", tier.pick([4, 4, 8, fill as i64]))
             .with("SHARED", shared as i64)
+            .with("ROWS_QKV", tier.pick([1, 1, 1, 2]))
             .with("ROWS", tier.pick([1, 1, 1, 2]))
             .with("ROWS_UP", if large && 2 * model.ffn <= 4 * blocks * threads as usize / 32 { 4 } else { 2 })
             .with("ROWS_DOWN", if large && wide { 2 } else { 1 })
@@ -287,11 +312,12 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
 
 /// Refuses what neither space nor model says.
 fn limits(config: &Config) -> Result<(), Rejection> {
-    const LIMITS: [(&str, usize); 7] = [
+    const LIMITS: [(&str, usize); 8] = [
         ("BLOCKS", GROUPS_MAX),
         ("SPLITS", SPLITS_MAX),
         ("SHARED", SHARED_HEADS),
         ("SEGMENTS", SEGMENTS_MAX),
+        ("ROWS_QKV", 8),
         ("ROWS", 8),
         ("ROWS_UP", 8),
         ("ROWS_HEAD", 8),
