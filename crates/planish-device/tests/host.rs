@@ -133,6 +133,30 @@ KERNEL_GRID(k, ATOMIC(uint, sync, 0), INOUT(uint, a, 1), OUT(uint, y, 2), PARAMS
 }
 
 #[test]
+fn groups_of_a_grid_look_for_words_of_others_without_a_barrier() {
+    // Each group waits for what the one behind it adds to; the last one waits for nobody.
+    let text = format!(
+        "{P}KERNEL_GRID(k, INOUT(uint, y, 0), PARAMS(P, p, 1))
+{{
+    uint before = TG_X + 1u < TG_COUNT ? 0u : p.n;
+    while (before == 0u) {{
+        before = relaxed_load(DCAST(const uint, y + TG_X + 1u));
+        if (before == 0u) LOOK_AGAIN();
+    }}
+    if (TID == 0u) relaxed_store(DCAST(uint, y + TG_X), before + 1u);
+}}
+"
+    );
+    for mode in [Mode::Checked, Mode::Address, Mode::Thread] {
+        let Some(host) = executor(mode) else { return };
+        let run =
+            Run { text: &text, constants: &[], bytes: &[16], params: &[7], groups: 4, threads: 64, dynamic_bytes: 0 };
+        let out = run.on(host).unwrap_or_else(|e| panic!("{}: {e}", mode.name()));
+        assert_eq!(words(&out[0]), [11, 10, 9, 8], "{}", mode.name());
+    }
+}
+
+#[test]
 fn launches_that_do_not_fit_the_kernel_are_refused() {
     let Some(host) = executor(Mode::Checked) else { return };
     let text = format!("SPEC_U32(N, 0)\n{P}KERNEL(k, OUT(uint, y, 0), PARAMS(P, p, 1)) {{ y[TID] = N; }}\n");

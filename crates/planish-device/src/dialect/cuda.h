@@ -141,6 +141,9 @@ INLINE void grid_wait_loose(uint* counter, uint& sense, bool fenced) {
 #define GRID_WAIT(counter, sense) grid_wait(counter, sense)
 #define GRID_ARRIVE_LOOSE(counter, fenced) grid_arrive_loose(counter, fenced)
 #define GRID_WAIT_LOOSE(counter, sense, fenced) grid_wait_loose(counter, sense, fenced)
+// Groups of a grid may wait for relaxed words without a barrier: behind each look in vain stands LOOK_AGAIN.
+#define GRID_LOOKS 1
+#define LOOK_AGAIN() ((void)0)
 // Words that other groups may write meanwhile: each is whole, in no order with others.
 INLINE uint relaxed_load(const uint* p) {
     uint v; asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.relaxed.gpu.global.u32 %0, [g]; }" : "=r"(v) : "l"(p) : "memory"); return v;

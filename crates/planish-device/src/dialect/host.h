@@ -234,9 +234,19 @@ template <class T> tptr<T> dynamic(const char* name) {
 #define GRID_WAIT(counter, sense) ::exec::grid_barrier(__LINE__)
 #define GRID_ARRIVE_LOOSE(counter, fenced)
 #define GRID_WAIT_LOOSE(counter, sense, fenced) ::exec::grid_barrier(__LINE__)
-// Words that other groups may write meanwhile; here a barrier is between.
-template <class P> static inline auto relaxed_load(P p) { return p[0]; }
-template <class P, class T> static inline void relaxed_store(P p, T v) { p[0] = v; }
+// Words that other groups may write meanwhile: each is whole, in no order with others.
+template <class P> static inline auto relaxed_load(P p) {
+    const auto& from = p[0];
+    std::remove_cvref_t<decltype(from)> v;
+    for (size_t i = 0; i < sizeof v / 4; ++i) ((uint*)&v)[i] = __atomic_load_n((const uint*)&from + i, __ATOMIC_RELAXED);
+    return v;
+}
+template <class P, class T> static inline void relaxed_store(P p, T v) {
+    for (size_t i = 0; i < sizeof v / 4; ++i) __atomic_store_n((uint*)&p[0] + i, ((const uint*)&v)[i], __ATOMIC_RELAXED);
+}
+// Groups of a grid may wait for such words without a barrier: behind each look in vain stands LOOK_AGAIN.
+#define GRID_LOOKS 1
+#define LOOK_AGAIN() ::exec::yield(__LINE__)
 // A clock of the device in nanoseconds, its low 32 bits.
 #define TICKS() ((uint)std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count())
 #define TICKS_BEHIND(word) (TICKS() + 0u * uint((word)[0]))

@@ -126,6 +126,9 @@ inline void grid_wait(device atomic<uint>* counter, thread uint& sense, uint thr
 #else
 #define DEVICE device
 #endif
+// Metal promises no progress that would let a group look for another's words without a barrier.
+#define GRID_LOOKS 0
+#define LOOK_AGAIN() ((void)0)
 // Words that other groups may write meanwhile; here a barrier is between.
 template <class T> inline T relaxed_load(DEVICE const T* p) { return p[0]; }
 template <class T> inline T relaxed_load(DEVICE T* p) { return p[0]; }

@@ -260,6 +260,11 @@ void grid_barrier(int line) {
     acquire(&grid_sync);
 }
 
+void yield(int line) {
+    Fiber& f = *current;
+    f.line = line; push(&f); next();
+}
+
 static void count_shared(Group& g, size_t bytes, const char* name) {
     if ((g.used += bytes) > SHARED_LIMIT) fail("threadgroup memory of %zu bytes at %s: Metal allows %zu", g.used, name, SHARED_LIMIT);
 }

@@ -22,6 +22,7 @@ void** simd_pointers(void* p, int slot, const char* op, int line);
 void group_barrier(int line);
 void simd_barrier(int line);
 void grid_barrier(int line);
+void yield(int line);                  // lets every other thread that can run go first
 
 // Threadgroup memory: one slot per declaration, one block per slot and group, poisoned with NaN when a group starts.
 struct Cell { uint32_t w_epoch, r_epoch, w_simd, r_simd; uint16_t w_thread, r_thread; bool r_many, r_wide; };

@@ -155,11 +155,13 @@ macro_rules! grid {
         ",
             qkv!("layer", "here"),
             "
-        ARRIVE();
+        if (MEETS) ARRIVE();
+        if (MARKS == 0) {
 ",
             $border,
-            "        ahead_pay(ahead, words, arena, ring, copies, at);
-        WAIT();
+            "        }
+        ahead_pay(ahead, words, arena, ring, copies, at);
+        if (MEETS) WAIT();
 ",
             $border,
             "        ",

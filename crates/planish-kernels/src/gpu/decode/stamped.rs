@@ -26,8 +26,8 @@ const DRAW: Span = Span::Phase("decode_pick");
 /// Steps in a row.
 const STEPS: usize = 2;
 
-/// The spans of a grid in order; it leaves one stamp more.
-fn spans(part: &Part) -> Vec<Span> {
+/// The spans of a grid in order; it leaves one stamp more. With marks there is no barrier before attention.
+fn spans(part: &Part, marks: bool) -> Vec<Span> {
     let (embed, head) = (part.ends & 1 != 0, part.ends & 2 != 0);
     let mut spans = Vec::new();
     if embed {
@@ -35,7 +35,10 @@ fn spans(part: &Part) -> Vec<Span> {
     }
     for layer in 0..part.count {
         for phase in phases::LAYER {
-            spans.extend([Span::Phase(phase), Span::Barrier]);
+            spans.push(Span::Phase(phase));
+            if !marks || phase != phases::LAYER[0] {
+                spans.push(Span::Barrier);
+            }
         }
         // The last phase of a grid has no barrier behind it, unless the head follows.
         if layer + 1 == part.count && !head {
@@ -71,9 +74,9 @@ pub struct Stamped {
 
 /// The launches of a step under `config`.
 fn runs(model: &Model, config: &Config) -> Result<Vec<Run>, Rejection> {
-    let groups = knob(config, "BLOCKS")?;
+    let (groups, marks) = (knob(config, "BLOCKS")?, config.name("CROSS") == Some("marks"));
     let mut runs: Vec<Run> =
-        parts(config, model.layers).iter().map(|part| Run { groups, spans: spans(part) }).collect();
+        parts(config, model.layers).iter().map(|part| Run { groups, spans: spans(part, marks) }).collect();
     runs.push(Run { groups: 1, spans: vec![DRAW] });
     Ok(runs)
 }
