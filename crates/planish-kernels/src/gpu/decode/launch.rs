@@ -108,6 +108,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("QUADS", quads as i64),
         ("SLOTS", get("SLOTS")?),
         ("SEGMENTS", get("SEGMENTS")?),
+        ("DENSE", get("DENSE")?),
         ("SEGMENTS_QKV", qkv_segments(model, at, config)? as i64),
         ("WORDS", table_words(model) as i64),
         ("NORM_QUADS", quads_each(model.hidden)?),

@@ -137,7 +137,7 @@ impl Forms {
 }
 
 /// Words of what copies know of the phases, behind those of the model.
-const PLAN_WORDS: usize = 25;
+const PLAN_WORDS: usize = 30;
 
 /// Threadgroup bytes of a kernel of `threads` threads in which `shared` heads share keys, but for the copies under way.
 fn group_bytes(model: &Model, forms: Forms, (threads, shared): (usize, usize)) -> usize {
@@ -247,6 +247,7 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
             ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
             ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2]),
+            ints("DENSE", "groups that read a phase's input against SIMD groups that share a processor", &[0, 4, 8, 12]),
             planish_tune::Param {
                 name: "COPIES",
                 trades: "the copy engine's rate against the lanes' fewer instructions",
@@ -264,6 +265,13 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 Box::new(move |c| {
                     let threads = knob(c, "BLOCKS").and_then(|b| Ok(b * knob(c, "THREADS")?));
                     matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
+                }),
+            ),
+            named(
+                "DENSE <= THREADS / 32".to_owned(),
+                Box::new(|c| {
+                    let simds = knob(c, "THREADS").map(|n| n / 32);
+                    matches!((knob(c, "DENSE"), simds), (Ok(dense), Ok(simds)) if dense <= simds)
                 }),
             ),
             named(FENCED.to_owned(), Box::new(move |c| !m.post_norms || c.name("CROSS") == Some("fence"))),
@@ -302,6 +310,7 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
             .with("ROWS_HEAD", tier.pick([2, 4, 4, if wide { 2 } else { 4 }]))
             .with("SLOTS", slots)
             .with("SEGMENTS", segments)
+            .with("DENSE", 0)
             .with("COPIES", if large { "lanes" } else { "engine" })
             .with("CROSS", "fence")
     };

@@ -77,8 +77,8 @@ macro_rules! attend {
     };
 }
 macro_rules! out {
-    ($layer:literal, $seen:literal) => {
-        concat!("phase_out(work, ", $layer, ", mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $seen:literal, $old:literal) => {
+        concat!("phase_out(work, ", $layer, ", mark, ", $seen, ", ", $old, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
@@ -87,8 +87,8 @@ macro_rules! up {
     };
 }
 macro_rules! down {
-    ($layer:literal, $seen:literal) => {
-        concat!("phase_down(work, ", $layer, ", mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $seen:literal, $old:literal) => {
+        concat!("phase_down(work, ", $layer, ", mark, ", $seen, ", ", $old, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
@@ -175,7 +175,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            out!("layer", "mark"),
+            out!("layer", "mark", "here"),
             "
         ARRIVE();
 ",
@@ -197,7 +197,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            down!("layer", "mark"),
+            down!("layer", "mark", "mark"),
             "
         if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
             ARRIVE();
@@ -234,9 +234,9 @@ pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
     kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), norm!("layer_at(p.first) + LAYER_ATTN_NORM"), qkv!("p.first", "MARK_ANY"))),
     kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "MARK_ANY")),
-    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "MARK_ANY"))),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "MARK_ANY", "MARK_ANY"))),
     kernel!("decode_up", concat!(ahead!("PHASE_UP"), norm!("layer_at(p.first) + LAYER_FFN_NORM"), up!("p.first", "MARK_ANY"))),
-    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "MARK_ANY"))),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "MARK_ANY", "MARK_ANY"))),
     kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), norm!("MODEL_NORM"), head!("MARK_ANY"))),
     grid!("decode_fused", "PARAMS(DecodeParams, p, 9)", "", "", ""),
 );
