@@ -13,7 +13,7 @@ use planish_tune::{Config, Space};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::Decoder;
-use crate::error::{Error, Result};
+use crate::error::{Error, NOT_FINITE_HINT, Result};
 use crate::generate::{Flow, greedy_token};
 use crate::gpu::{By, GpuDecoder, Part};
 use crate::identity::{Identities, key};
@@ -272,12 +272,25 @@ fn distance([default, tuned]: [&mut dyn Contender; 2], prompt: &[u32], rest: &[u
         if a.len() != b.len() {
             return Err(Error::request(format!("logits of two models: {} and {}", a.len(), b.len())));
         }
+        finite("default", a, report.compared)?;
+        finite("tuned", b, report.compared)?;
         let delta = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         report.logit_delta_max = report.logit_delta_max.max(delta);
         report.same_best += usize::from(best(a).is_some_and(|id| best(b) == Some(id)));
         report.compared += 1;
     }
     Ok(report)
+}
+
+/// Refuses logits from which no distance can be told: beside a NaN every difference would pass for none.
+fn finite(side: &str, logits: &[f32], position: usize) -> Result<()> {
+    let bad = logits.iter().filter(|v| !v.is_finite()).count();
+    if bad == 0 {
+        return Ok(());
+    }
+    let all = logits.len();
+    Err(Error::model(format!("{side} configurations, position {position}: {bad} of {all} logits are not finite"))
+        .with_hint(NOT_FINITE_HINT))
 }
 
 /// Paired times of one path, in seconds.

@@ -5,6 +5,10 @@ use std::fmt;
 /// Result of everything in this crate that reads the outside world.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What to do about a model that computes no numbers.
+pub(crate) const NOT_FINITE_HINT: &str =
+    "weights with NaN or infinity do this: download the model again and compare its checksum";
+
 /// What part of the engine refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

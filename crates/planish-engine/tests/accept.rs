@@ -8,12 +8,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use planish_device::cpu::{Cpu, CpuOptions};
-use planish_engine::accept::{self, Effect, Effort, Gain, Report};
+use planish_engine::Result;
+use planish_engine::accept::{self, Contender, Effect, Effort, Gain, Report};
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::gguf::Gguf;
 use planish_engine::identity::{Identities, StoreChoices, key};
 use planish_engine::plan::{Choices, Defaults, Entry};
+use planish_engine::verify::Feed;
 use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::Machine;
@@ -165,4 +167,64 @@ fn the_check_tells_how_far_logits_move() {
     let far =
         accept::compare(&mut default, &mut other, &ids, &effort, &cancel).expect("a report").expect("not cancelled");
     assert!(far.logit_delta_max > 0.0, "{far:?}");
+}
+
+/// Beside NaN every difference is no number, which must not pass for none.
+#[test]
+fn logits_that_are_no_numbers_are_refused_and_not_found_alike() {
+    let loaded = load();
+    let effort = Effort { pairs: 6, tokens: 4, budget: Duration::ZERO };
+    let ids: Vec<u32> = (0..12).collect();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let decoder = || loaded.decoder(Activations::Int8, &Defaults);
+        let (mut sound, mut spoiled) = (decoder(), Spoiled { decoder: decoder(), bad, fed: 0, logits: Vec::new() });
+        let check = |pair: [&mut dyn Contender; 2], who: &str| {
+            let refused = accept::compare_on([true; 2], pair, &ids, &effort, &AtomicBool::new(false)).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                format!("{who} configurations, position 2: 1 of 280 logits are not finite")
+            );
+            assert!(refused.hint().is_some());
+        };
+        check([&mut spoiled, &mut sound], "default");
+        check([&mut sound, &mut spoiled], "tuned");
+    }
+}
+
+/// A decoder one of whose logits is spoiled from the third position on.
+struct Spoiled<'d> {
+    decoder: Decoder<'d>,
+    bad: f32,
+    fed: usize,
+    logits: Vec<f32>,
+}
+
+impl Feed for Spoiled<'_> {
+    fn position(&self) -> usize {
+        self.decoder.position()
+    }
+
+    fn truncate(&mut self, position: usize) {
+        self.fed = 0;
+        self.decoder.truncate(position);
+    }
+
+    fn feed(&mut self, ids: &[u32]) -> Result<&[f32]> {
+        self.logits = self.decoder.feed(ids)?.to_vec();
+        if self.fed >= 2 {
+            self.logits[7] = self.bad;
+        }
+        self.fed += 1;
+        Ok(&self.logits)
+    }
+
+    fn feed_all(&mut self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        self.decoder.feed_all(ids)
+    }
+}
+
+impl Contender for Spoiled<'_> {
+    fn decode(&mut self, ids: &[u32]) -> Result<()> {
+        Contender::decode(&mut self.decoder, ids)
+    }
 }
