@@ -6,7 +6,7 @@ use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, argmax, sample};
 
 use crate::decoder::Decoder;
-use crate::error::{Error, Result};
+use crate::error::{Error, NOT_FINITE_HINT, Result};
 use crate::text::{Tokenizer, Utf8Stream};
 
 /// How tokens are drawn and when generation ends.
@@ -192,7 +192,10 @@ impl<'s> Session<'s> {
         self.history.extend(runs.map(|run| TokenCount { token: run[0], count: run.len() as u32 }));
         let draw = Draw { seed: self.settings.seed, sequence: 0, step: self.seen.len() as u64 };
         let drawn = sample(self.isa, (logits, &self.history), &self.settings.sampling, draw, &mut self.workspace);
-        let id = drawn.map_err(|e| Error::request(e.to_string()))?;
+        let id = drawn.map_err(|e| {
+            let error = Error::request(e.to_string());
+            if logits.iter().all(|v| v.is_finite()) { error } else { error.with_hint(NOT_FINITE_HINT) }
+        })?;
         self.seen.push(id);
         Ok(id)
     }

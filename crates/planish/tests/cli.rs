@@ -247,6 +247,19 @@ fn what_is_no_model_file_is_named_at_once() {
 }
 
 #[test]
+fn weights_that_are_no_numbers_are_refused_with_a_hint() {
+    let sandbox = Sandbox::new();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-f32.gguf");
+    let mut bytes = fs::read(golden).unwrap();
+    let end = bytes.len();
+    // The last tensors of the file, each float of which is NaN by this.
+    bytes[end - 20_000..].fill(0xff);
+    fs::write(sandbox.path().join("nan.gguf"), bytes).unwrap();
+    let run = ["run", "nan.gguf", "x", "--raw", "--tune", "never"];
+    check_refused(&sandbox.run(&run), &["none of 280 logits is a number", "hint: weights with NaN or infinity"]);
+}
+
+#[test]
 fn a_wrong_argument_is_named() {
     let sandbox = Sandbox::new();
     let check = |args: &[&str], parts: &[&str]| {
