@@ -5,6 +5,10 @@ use std::fmt;
 /// Result of everything in this crate that reads the outside world.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What to do about a file that says something impossible, where nothing better is known.
+const FILE_HINT: &str =
+    "the file is damaged, or of a version that planish does not read: compare its checksum with its publisher's";
+
 /// What to do about a model that computes no numbers.
 pub(crate) const NOT_FINITE_HINT: &str =
     "weights with NaN or infinity do this: download the model again and compare its checksum";
@@ -80,7 +84,8 @@ impl Error {
 
     /// What to do next, where it is known.
     pub fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
+        let usual = (self.kind == Kind::File).then_some(FILE_HINT);
+        self.hint.as_deref().or(usual)
     }
 
     /// True when the caller's request was refused and the session is as it was before.

@@ -43,7 +43,9 @@ fn patched(bytes: &[u8], mark: &[u8], after: usize, value: &[u8]) -> Vec<u8> {
 
 #[track_caller]
 fn refused(bytes: &[u8], wanted: &[&str]) {
-    let error = Gguf::from_bytes(bytes).expect_err("the file must be refused").to_string();
+    let refusal = Gguf::from_bytes(bytes).expect_err("the file must be refused");
+    let error = refusal.to_string();
+    assert!(refusal.hint().is_some(), "{error:?} has no hint");
     for part in wanted {
         assert!(error.contains(part), "{error:?} does not name {part:?}");
     }
