@@ -320,7 +320,9 @@ fn store_verbs_list_show_move_and_clean() {
     check_store(&sandbox, &["list", "--json"], 0, "cols=64,rows=7");
     check_store(&sandbox, &["show", "matmul", "cols=64,rows=7"], 0, "1.250x (1.200 to 1.300), 1.50 us");
     check_store(&sandbox, &["show", "matmul", "cols=64"], 1, "no choice for matmul cols=64");
-    check_store(&sandbox, &["show", "matmul", "rows"], 2, "rows");
+    check_store(&sandbox, &["show", "matmul", "rows"], 2, "hint: `planish store list` prints shapes");
+    check_store(&sandbox, &["show", "matmul"], 0, "matmul cols=64,rows=7");
+    check_store(&sandbox, &["show", "matmu"], 1, "no choice for matmu; `planish store list`");
     check_store(&sandbox, &["verify"], 0, "1 choices");
     check_store(&sandbox, &["export", "all.jsonl"], 0, "1 records");
     check_store(&sandbox, &["import", "all.jsonl"], 0, "1 choices");

@@ -4,6 +4,7 @@ mod evidence;
 mod lock;
 mod why;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
@@ -31,13 +32,12 @@ enum Verb {
         #[arg(long)]
         all: bool,
     },
-    /// Show every choice for an op at a shape, with its evidence
+    /// Show every choice for an op, with its evidence
     Show {
         /// Name of the op
         op: String,
-        /// Its shape as `list` prints it: name=value,name=value
-        #[arg(default_value = "")]
-        shape: String,
+        /// Only at this shape, as `list` prints it: name=value,name=value
+        shape: Option<String>,
     },
     /// Explain what runs an op at a shape on this machine, and what stands in the way; exit 1 if no record decides
     Why(why::WhyArgs),
@@ -97,7 +97,7 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
     warn(&mut store, ui);
     let outcome = match &args.verb {
         Verb::List { all } => list(&store, *all, ui),
-        Verb::Show { op, shape } => show(&store, &Key::parse(op, shape)?, ui),
+        Verb::Show { op, shape } => show(&store, op, shape.as_deref(), ui),
         Verb::Why(args) => why::run(&store, args, ui),
         Verb::Report(args) => evidence::run(&store, args, ui),
         Verb::Export { file, evidence } => export(&store, file, *evidence, ui),
@@ -178,8 +178,14 @@ fn gain(c: &Choice) -> String {
     format!("{:.2}x", c.ratio.mid)
 }
 
-fn show(store: &Store, key: &Key, ui: Ui) -> Result<Outcome> {
-    let shown = store::show(store, key);
+fn show(store: &Store, op: &str, shape: Option<&str>, ui: Ui) -> Result<Outcome> {
+    let keys = match shape {
+        Some(shape) => {
+            BTreeSet::from([Key::parse(op, shape).hint("`planish store list` prints shapes as they are written here")?])
+        }
+        None => store::list(store).into_iter().map(|l| l.entry.choice.key).filter(|k| k.op() == op).collect(),
+    };
+    let shown: Vec<Shown> = keys.iter().flat_map(|key| store::show(store, key)).collect();
     if ui.json {
         let entry =
             |s: &Shown| json!({ "choice": s.entry.choice, "layer": s.entry.layer, "evidence": s.evidence.as_ref() });
@@ -188,7 +194,8 @@ fn show(store: &Store, key: &Key, ui: Ui) -> Result<Outcome> {
         report::print(&shown.iter().map(shown_text).collect::<Vec<_>>().join("\n"))?;
     }
     if shown.is_empty() {
-        ui.note(&format!("no choice for {key}; `planish store list` shows what there is"));
+        let at = shape.map_or(String::new(), |shape| format!(" {shape}"));
+        ui.note(&format!("no choice for {op}{at}; `planish store list` shows what there is"));
         return Ok(Outcome::No);
     }
     Ok(Outcome::Done)
