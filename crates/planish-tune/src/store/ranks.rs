@@ -83,7 +83,8 @@ impl Frozen {
     pub fn settle(&self, path: &Path) -> Result<Frozen, Error> {
         let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let temp = dir.join(format!(".tmp-{}", shard::unique_stem()));
-        shard::publish(&temp, self.to_text().as_bytes())?;
+        // What cannot be written is the lock that was asked for, whose folder the other name shares.
+        shard::replace(&temp, self.to_text().as_bytes()).map_err(|e| io_error("writing", path, &e))?;
         let linked = fs::hard_link(&temp, path);
         // It is ours alone, and after the link a second name of the lock.
         let _ = fs::remove_file(&temp);

@@ -61,6 +61,11 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Writes `bytes` to `path` so that a reader sees the old file or the whole new one, never a part.
 pub(super) fn publish(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    replace(path, bytes).map_err(|e| io_error("writing", path, &e))
+}
+
+/// The same for a caller that has a better name for the file than its path.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
         _ => PathBuf::from("."),
@@ -73,10 +78,9 @@ pub(super) fn publish(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         fs::rename(&temp, path)?;
         sync_dir(&dir)
     };
-    write().map_err(|e| {
+    write().inspect_err(|_| {
         // The temporary is ours alone; if it cannot be removed either, the first error is the one to tell.
         let _ = fs::remove_file(&temp);
-        io_error("writing", path, &e)
     })
 }
 
