@@ -522,3 +522,14 @@ fn deterministic_tuning_and_running_are_one_flag() {
     };
     assert_eq!(run(&["--deterministic"])["ids"], run(&["--off"])["ids"]);
 }
+
+/// What the help gives as an example is typed by those who read it.
+#[test]
+fn the_kernel_that_the_help_names_can_be_tuned() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let help = text(&command(home.path(), &["tune", "--help"]).output().unwrap().stdout);
+    let kernel = help.split('`').nth(1).unwrap();
+    assert!(kernel.starts_with("matvec:"), "{help}");
+    report(&command(home.path(), &["tune", "--kernel", kernel, "--budget", "0.1s", "--json"]).output().unwrap());
+}

@@ -61,7 +61,7 @@ pub struct TuneArgs {
     /// Tune for the shapes of a well-known model instead, which needs no file
     #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = shape_names())]
     shapes: Option<String>,
-    /// Tune one kernel alone, on any --device, as in `matvec:type=q4_1,act=f32,rows=576,cols=576`; may be repeated
+    /// Tune one kernel alone, on any --device, as in `matvec:type=q4_1,act=int8,batch=1,rows=576,cols=576`; may be repeated
     #[arg(long = "kernel", value_name = "OP:SHAPE", value_parser = kernels::parse)]
     #[arg(conflicts_with_all = ["model", "shapes", "list"])]
     kernels: Vec<kernels::Named>,
