@@ -273,6 +273,11 @@ impl Session {
         (asked && kernels > 0).then(|| Unknown { kernels, of, tune_with: self.tune_command.clone() })
     }
 
+    /// The command that tunes the kernels of this very session.
+    pub fn tune_command(&self) -> &str {
+        &self.tune_command
+    }
+
     /// Whether nothing that a decoder runs has been tuned on this machine, and the store is what decides.
     pub fn untuned(&self) -> Result<bool> {
         if self.mode != Mode::Stored {

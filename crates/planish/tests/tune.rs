@@ -533,3 +533,16 @@ fn the_kernel_that_the_help_names_can_be_tuned() {
     assert!(kernel.starts_with("matvec:"), "{help}");
     report(&command(home.path(), &["tune", "--kernel", kernel, "--budget", "0.1s", "--json"]).output().unwrap());
 }
+
+/// A second `run` never measures, so that what goes on with the first one's tuning is another command.
+#[test]
+fn a_first_run_names_the_command_that_goes_on() {
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let model = model();
+    let args = ["run", model.to_str().unwrap(), "x", "--raw", "--max-tokens", "2", "--threads", "1", "--budget", "1"];
+    let told = text(&command(home.path(), &args).output().unwrap().stderr);
+    assert!(!told.contains("the same command"), "{told}");
+    let goes_on = format!("`planish tune {} --threads 1` goes on with them", model.display());
+    assert_eq!(told.contains("cut off"), told.contains(&goes_on), "{told}");
+}

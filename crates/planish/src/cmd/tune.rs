@@ -281,8 +281,10 @@ fn chosen<'p>(works: &'p [Work], plans: [&'p [Entry]; 2]) -> Vec<(&'p Work, &'p 
 pub fn quick(session: &mut Session, budget: Duration, ui: Ui) -> Result<String> {
     let talk = Talk::Little;
     let request = Request { budget, force: false, talk, report: None, ui, recording: None };
-    let bought = tune_model(session, &request)?;
+    let mut bought = tune_model(session, &request)?;
     interrupt::check()?;
+    // The command that is running never measures again.
+    bought.again = format!("`{}`", session.tune_command());
     Ok(bought.text())
 }
 

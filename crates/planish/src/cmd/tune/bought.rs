@@ -68,6 +68,9 @@ pub struct Bought {
     cut_off: usize,
     /// Seconds it took.
     pub seconds: f64,
+    /// What goes on with kernels that were cut off, in words.
+    #[serde(skip)]
+    pub again: String,
 }
 
 impl Bought {
@@ -78,7 +81,8 @@ impl Bought {
         let cut_off = done.iter().filter(|d| matches!(&d.fate, Fate::Tuned(o) if o.partial)).count();
         let rows = done.into_iter().map(|d| row(d, machine)).collect();
         let (name, end_to_end, seconds) = (String::new(), None, 0.0);
-        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds };
+        let again = "the same command".to_owned();
+        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds, again };
         bought.refresh(machine, identities, store);
         bought
     }
@@ -192,7 +196,7 @@ impl Bought {
             rest += &format!(", {} have a default that is wrong or does not run", self.failed());
         }
         if self.cut_off > 0 {
-            rest += &format!(", {} cut off by the budget, and the same command goes on with them", self.cut_off);
+            rest += &format!(", {} cut off by the budget, and {} goes on with them", self.cut_off, self.again);
         }
         let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
         let time = match self.measured {
@@ -338,4 +342,46 @@ pub fn list(works: &[(&Work, &Chosen)], ui: Ui) -> anyhow::Result<Outcome> {
     let rows: Vec<_> = works.iter().map(row).collect();
     report::print(&report::table(["kernel", "uses", "share", "tier", "configuration"], &rows))?;
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use planish_engine::accept::Effect;
+
+    fn gain([default_tok_s, tuned_tok_s, ratio]: [f64; 3]) -> Gain {
+        Gain {
+            default_tok_s,
+            tuned_tok_s,
+            ratio,
+            lo: ratio - 0.1,
+            hi: ratio + 0.1,
+            pairs: 12,
+            effect: Effect::NoEffect,
+        }
+    }
+
+    /// The text of a run that cut two kernels off.
+    fn text(decode: Gain) -> String {
+        let prefill = gain([100.0, 101.0, 1.01]);
+        let (logit_delta_max, same_best, compared, spent_s) = (0.0, 5, 5, 1.0);
+        let report = Report { decode, prefill, logit_delta_max, same_best, compared, spent_s, break_even: None };
+        let bought = Bought {
+            name: "m".into(),
+            rows: Vec::new(),
+            end_to_end: Some(EndToEnd { report, known: false, put_back: 0 }),
+            measured: 2,
+            confirmed: 0,
+            cut_off: 2,
+            seconds: 9.0,
+            again: "`planish tune m.gguf`".into(),
+        };
+        bought.text()
+    }
+
+    #[test]
+    fn what_goes_on_is_named() {
+        let text = text(gain([100.0, 101.0, 1.01]));
+        assert!(text.contains("2 cut off by the budget, and `planish tune m.gguf` goes on with them"), "{text}");
+    }
 }
