@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use planish_device::Cpu;
+use planish_device::{Cpu, system};
 use planish_engine::accept::{self, Effort};
 use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
@@ -335,12 +335,14 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
         return Ok(bought);
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
+    let before = system::usage();
     let done = with_setting(ground, request, budget, &mut progress, |works, setting, progress| {
         Ok(tuning::run(works, setting, store, progress)?)
     })?;
     progress.finish();
     let mut bought = Bought::new(done, machine, ground.identities, store);
     bought.seconds = start.elapsed().as_secs_f64();
+    bought.by_others = system::by_others(before);
     Ok(bought)
 }
 

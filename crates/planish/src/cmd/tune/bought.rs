@@ -21,6 +21,9 @@ use crate::{Outcome, report};
 /// Combinations of a space up to which a page lists those that are forbidden; of more it tells how many.
 const LISTED_MOST: usize = 20_000;
 
+/// Share of a machine's processor time that other work may take before its mark on the choices is said.
+const OTHERS_MOST: f64 = 0.1;
+
 /// How the end-to-end check went.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EndToEnd {
@@ -68,6 +71,8 @@ pub struct Bought {
     cut_off: usize,
     /// Seconds it took.
     pub seconds: f64,
+    /// Share of the machine's processor time that other work took meanwhile, where the system tells.
+    pub by_others: Option<f64>,
     /// What goes on with kernels that were cut off, in words.
     #[serde(skip)]
     pub again: String,
@@ -80,9 +85,9 @@ impl Bought {
         let confirmed = done.iter().filter(|d| matches!(d.fate, Fate::Confirmed(_))).count();
         let cut_off = done.iter().filter(|d| matches!(&d.fate, Fate::Tuned(o) if o.partial)).count();
         let rows = done.into_iter().map(|d| row(d, machine)).collect();
-        let (name, end_to_end, seconds) = (String::new(), None, 0.0);
+        let (name, end_to_end, seconds, by_others) = (String::new(), None, 0.0, None);
         let again = "the same command".to_owned();
-        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds, again };
+        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds, by_others, again };
         bought.refresh(machine, identities, store);
         bought
     }
@@ -187,7 +192,21 @@ impl Bought {
                 text += &format!("{} choices brought the model nothing and went back to the defaults\n", end.put_back);
             }
         }
+        text += &self.company();
         text + "\n" + &self.sentence() + "\n"
+    }
+
+    /// A line where other work took so much of the machine that another choice may be right without it.
+    fn company(&self) -> String {
+        match self.by_others {
+            Some(share) if share > OTHERS_MOST => format!(
+                "other work took {:.0}% of this machine's processors meanwhile, so these choices suit a busy machine: \
+                 {} with --force, on a quiet one, measures again\n",
+                100.0 * share,
+                self.again
+            ),
+            _ => String::new(),
+        }
     }
 
     /// What a person can repeat.
@@ -371,7 +390,7 @@ mod tests {
     }
 
     /// The text of a run that cut two kernels off.
-    fn text(decode: Gain) -> String {
+    fn text(decode: Gain, by_others: Option<f64>) -> String {
         let prefill = gain([100.0, 101.0, 1.01]);
         let (logit_delta_max, same_best, compared, spent_s) = (0.0, 5, 5, 1.0);
         let report = Report { decode, prefill, logit_delta_max, same_best, compared, spent_s, break_even: None };
@@ -383,6 +402,7 @@ mod tests {
             confirmed: 0,
             cut_off: 2,
             seconds: 9.0,
+            by_others,
             again: "`planish tune m.gguf`".into(),
         };
         bought.text()
@@ -390,14 +410,23 @@ mod tests {
 
     #[test]
     fn what_goes_on_is_named() {
-        let text = text(gain([100.0, 101.0, 1.01]));
+        let text = text(gain([100.0, 101.0, 1.01]), None);
         assert!(text.contains("2 cut off by the budget, and `planish tune m.gguf` goes on with them"), "{text}");
     }
 
     #[test]
     fn a_gain_beside_speeds_that_say_another_is_explained() {
-        let told = |decode| text(gain(decode)).contains("median over runs side by side");
+        let told = |decode| text(gain(decode), None).contains("median over runs side by side");
         assert!(told([214.0, 195.9, 1.15]));
         assert!(!told([155.2, 164.5, 1.06]));
+    }
+
+    #[test]
+    fn choices_made_in_company_say_so() {
+        let quiet = gain([100.0, 101.0, 1.01]);
+        let told = text(quiet, Some(0.48));
+        assert!(told.contains("other work took 48% of this machine's processors"), "{told}");
+        assert!(told.contains("`planish tune m.gguf` with --force"), "{told}");
+        assert!([Some(0.05), None].into_iter().all(|share| !text(quiet, share).contains("other work")));
     }
 }
