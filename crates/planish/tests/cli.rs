@@ -198,6 +198,12 @@ fn help_and_completions_come_from_the_flags() {
         assert!(String::from_utf8_lossy(&output.stdout).contains("pull"), "{shell}");
     }
     assert_eq!(sandbox.run(&["no-such-command"]).status.code(), Some(2));
+    for command in ["run", "tune", "ab", "sweep", "info"] {
+        let help = sandbox.run(&[command, "--help"]).stdout;
+        let help = String::from_utf8_lossy(&help).split_whitespace().collect::<Vec<_>>().join(" ");
+        let budget = help.split("--budget <SECONDS>").nth(1).and_then(|t| t.split("[default: ").nth(1));
+        assert!(budget.is_some_and(|t| t.split(']').next().unwrap().ends_with('s')), "{command}: {budget:?}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub struct InfoArgs {
     #[command(flatten)]
     threads: Threads,
     /// Seconds to spend on measuring a processor
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = super::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "2s", value_parser = super::seconds)]
     budget: f64,
 }
 

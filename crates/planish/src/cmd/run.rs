@@ -41,7 +41,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     tune: Tune,
     /// Seconds that such a first tuning may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 45.0, value_parser = super::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "45s", value_parser = super::seconds)]
     budget: f64,
     #[command(flatten)]
     sampling: Sampling,
