@@ -50,7 +50,7 @@ pub struct Kernel {
     pub op: String,
     /// Its shape.
     pub shape: String,
-    /// Share of the time of a step, by the roofline; known in a run alone.
+    /// Share of the time of a decoded token or of a chunk of the prompt, the larger, by the roofline; known in a run alone.
     pub share: Option<f64>,
     /// Why there is no choice, where there is none.
     #[serde(default)]

@@ -104,7 +104,8 @@ fn glance(section: &mut Section, tuned: &Tuned) {
     }
     section.table(table);
     section.text(
-        "Share is that of a whole step, by the roofline. Gain is the default's time over the choice's, lower and upper are \
+        "Share is that of a decoded token or of a chunk of the prompt, whichever is larger, by the roofline: together they \
+         are up to two wholes. Gain is the default's time over the choice's, lower and upper are \
          its confidence bounds from the finals. \
          Regret is how much faster the best measured configuration looked in the search than the one that runs; where it \
          is above zero, the better figure was not proven.",
