@@ -5,7 +5,8 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, qkv_segments, ring_bytes, slot_bytes, stage,
+    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, qkv_segments,
+    ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};

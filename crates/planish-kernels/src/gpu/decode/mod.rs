@@ -9,7 +9,7 @@ pub mod stamped;
 
 use std::sync::Arc;
 
-use planish_tune::{Config, Constraint, Rejection, Space, Value};
+use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
 use crate::gpu::planes::{self, ALIGN, PLANES, Planes, TILE};
 use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
@@ -205,17 +205,54 @@ pub(crate) fn slot_bytes(model: &Model, at: &ModelAt, config: &Config) -> Result
     Ok(qkv.max(other_bytes(model, at, config)?))
 }
 
+/// Parameters, with their values for a model on a machine of `tier`.
+fn params(model: &Model, tier: Tier) -> Vec<Param> {
+    let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
+    let shared: Vec<_> = shared_heads(model).into_iter().map(|n| n as i64).collect();
+    let splits = splits(model, tier.pick(BLOCKS));
+    vec![
+        Param {
+            name: "PATH",
+            trades: "launches against barriers of a grid",
+            values: names(&["token", "layer", "graph", "launches"]),
+        },
+        ints(
+            "BLOCKS",
+            "groups that share the rows against groups that a barrier waits for",
+            &tier.pick([[2, 16], [2, 16], [16, 64], [64, 132]]),
+        ),
+        ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 384, 448, 512]),
+        ints("SPLITS", "groups that share a head against parts to put together", &splits),
+        ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
+        ints("ROWS_QKV", "rows of q, k and v at a time: loads in flight against idle SIMD groups", &[1, 2, 3]),
+        ints("ROWS", "rows of out at a time", &[1, 2]),
+        ints("ROWS_UP", "rows of gate and up at a time", &[2, 4]),
+        ints("ROWS_DOWN", "rows of down at a time", &[1, 2]),
+        ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
+        ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
+        ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2]),
+        ints("DENSE", "groups that read a phase's input against SIMD groups that share a processor", &[0, 4, 8, 12]),
+        Param {
+            name: "COPIES",
+            trades: "the copy engine's rate against the lanes' fewer instructions",
+            values: names(&COPIES),
+        },
+        Param {
+            name: "CROSS",
+            trades: "waiting until writes are seen against a mark to look at in every value",
+            values: names(&CROSS),
+        },
+    ]
+}
+
 /// What may be tried for a model on `machine`.
 pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (tier, limits) = (Tier::on(machine), machine.backend.limits());
     let host = limits.backend == "host";
     let resident = if host { HOST_RESIDENT } else { usize::MAX };
     let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
-    let names = |values: &[&str]| values.iter().map(|v| Value::Name((*v).into())).collect();
     let (forms, m, at) = (Forms::of(model, at), *model, at.clone());
     let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
-    let shared: Vec<_> = shared_heads(model).into_iter().map(|n| n as i64).collect();
-    let blocks = tier.pick(BLOCKS);
     let fits: Arc<dyn Fn(&Config) -> bool + Send + Sync> = Arc::new(move |c| {
         let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
         let group = own.map(|own| group_bytes(&m, forms, own));
@@ -226,39 +263,7 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let named =
         |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
     Space {
-        params: vec![
-            planish_tune::Param {
-                name: "PATH",
-                trades: "launches against barriers of a grid",
-                values: names(&["token", "layer", "graph", "launches"]),
-            },
-            ints(
-                "BLOCKS",
-                "groups that share the rows against groups that a barrier waits for",
-                &tier.pick([[2, 16], [2, 16], [16, 64], [64, 132]]),
-            ),
-            ints("THREADS", "rows in flight against registers and stages that repeat", &[128, 256, 384, 448, 512]),
-            ints("SPLITS", "groups that share a head against parts to put together", &splits(model, blocks)),
-            ints("SHARED", "reads of the keys against groups that have a head's part", &shared),
-            ints("ROWS_QKV", "rows of q, k and v at a time: loads in flight against idle SIMD groups", &[1, 2, 3]),
-            ints("ROWS", "rows of out at a time", &[1, 2]),
-            ints("ROWS_UP", "rows of gate and up at a time", &[2, 4]),
-            ints("ROWS_DOWN", "rows of down at a time", &[1, 2]),
-            ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
-            ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
-            ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2]),
-            ints("DENSE", "groups that read a phase's input against SIMD groups that share a processor", &[0, 4, 8, 12]),
-            planish_tune::Param {
-                name: "COPIES",
-                trades: "the copy engine's rate against the lanes' fewer instructions",
-                values: names(&COPIES),
-            },
-            planish_tune::Param {
-                name: "CROSS",
-                trades: "waiting until writes are seen against a mark to look at in every value",
-                values: names(&CROSS),
-            },
-        ],
+        params: params(model, tier),
         constraints: vec![
             named(
                 format!("blocks of a grid are resident: {resident} threads"),

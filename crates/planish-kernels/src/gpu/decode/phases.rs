@@ -59,43 +59,55 @@ macro_rules! embed {
     };
 }
 macro_rules! qkv {
-    ($layer:literal, $seen:literal) => {
-        concat!("phase_qkv(work, ", $layer, ", weights, p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $marks:literal) => {
+        concat!(
+            "phase_qkv(work, ",
+            $layer,
+            ", weights, p.eps, ",
+            $marks,
+            ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);"
+        )
     };
 }
 macro_rules! attend {
-    ($layer:literal, $newest:literal, $seen:literal) => {
+    ($layer:literal, $newest:literal, $marks:literal) => {
         concat!(
             "phase_attend(arena, words, ",
             $newest,
             ", ropes, keys, values, work, ",
             $layer,
-            ", p, mark, ",
-            $seen,
+            ", p, ",
+            $marks,
             ", qs, fresh, ring + SHAPE_SIMDS * SHAPE_SLOTS * SLOT_QUADS, merge_sums, at);"
         )
     };
 }
 macro_rules! out {
-    ($layer:literal, $seen:literal, $old:literal) => {
-        concat!("phase_out(work, ", $layer, ", mark, ", $seen, ", ", $old, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $marks:literal) => {
+        concat!("phase_out(work, ", $layer, ", ", $marks, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! up {
-    ($layer:literal, $seen:literal) => {
-        concat!("phase_up(work, ", $layer, ", weights, p.eps, mark, ", $seen, ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);")
+    ($layer:literal, $marks:literal) => {
+        concat!(
+            "phase_up(work, ",
+            $layer,
+            ", weights, p.eps, ",
+            $marks,
+            ", ahead, arena, words, ring, copies, x, xs, xf, scratch, at);"
+        )
     };
 }
 macro_rules! down {
-    ($layer:literal, $seen:literal, $old:literal) => {
-        concat!("phase_down(work, ", $layer, ", mark, ", $seen, ", ", $old, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
+    ($layer:literal, $marks:literal) => {
+        concat!("phase_down(work, ", $layer, ", ", $marks, ", ahead, arena, words, ring, copies, x, xs, xf, at);")
     };
 }
 macro_rules! head {
-    ($seen:literal) => {
+    ($marks:literal) => {
         concat!(
             "phase_head(work, logits, weights, p.eps, p.logit_softcap, ",
-            $seen,
+            $marks,
             ", ahead, arena, words, ring, copies, x, xs, xf, scratch, bests, at);"
         )
     };
@@ -109,7 +121,9 @@ macro_rules! kernel {
             arguments!("PARAMS(DecodeParams, p, 9)"),
             ")\n{\n",
             shared!(),
-            "    const uint mark = mark_alone(sync, p.first, at);\n    ",
+            "    const uint mark = mark_alone(sync, p.first, at);
+    const Marks any = marks_of(mark, MARK_ANY, MARK_ANY);
+    ",
             $body,
             "\n}\n\n"
         )
@@ -150,10 +164,12 @@ macro_rules! grid {
             "    }
     for (uint layer = p.first; layer < p.first + p.count; ++layer) {
         // What an earlier launch has left is there.
-        const uint mark = mark_of(odd, layer), here = (layer > p.first || (p.ends & 1u) != 0u) ? mark ^ 1u : MARK_ANY;
+        const uint mark = mark_of(odd, layer), before = (layer > p.first || (p.ends & 1u) != 0u) ? mark ^ 1u : MARK_ANY;
+        const Marks first = marks_of(mark, before, before), out = marks_of(mark, mark, before);
+        const Marks marks = marks_of(mark, mark, mark);
         prefetch_cache(keys, values, words, layer, newest, at);
         ",
-            qkv!("layer", "here"),
+            qkv!("layer", "first"),
             "
         if (MEETS) ARRIVE();
         if (MARKS == 0) {
@@ -165,7 +181,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            attend!("layer", "newest", "mark"),
+            attend!("layer", "newest", "marks"),
             "
         ARRIVE();
 ",
@@ -175,7 +191,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            out!("layer", "mark", "here"),
+            out!("layer", "out"),
             "
         ARRIVE();
 ",
@@ -187,7 +203,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            up!("layer", "mark"),
+            up!("layer", "marks"),
             "
         ARRIVE();
 ",
@@ -197,7 +213,7 @@ macro_rules! grid {
 ",
             $border,
             "        ",
-            down!("layer", "mark", "mark"),
+            down!("layer", "marks"),
             "
         if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
             ARRIVE();
@@ -212,8 +228,9 @@ macro_rules! grid {
             "        }
     }
     if ((p.ends & 2u) != 0u) {
+        const uint last = mark_of(odd, p.first + p.count - 1u);
         ",
-            head!("mark_of(odd, p.first + p.count - 1u)"),
+            head!("marks_of(last, last, last)"),
             "
     }
     grid_ends(sync, odd, at);
@@ -232,12 +249,18 @@ pub const LAYER: [&str; 5] = ["decode_qkv", "decode_attend", "decode_out", "deco
 /// Every phase as a kernel, and the grid of all.
 pub const TEXT: &str = concat!(
     kernel!("decode_embed", embed!()),
-    kernel!("decode_qkv", concat!(ahead!("PHASE_QKV"), norm!("layer_at(p.first) + LAYER_ATTN_NORM"), qkv!("p.first", "MARK_ANY"))),
-    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "MARK_ANY")),
-    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "MARK_ANY", "MARK_ANY"))),
-    kernel!("decode_up", concat!(ahead!("PHASE_UP"), norm!("layer_at(p.first) + LAYER_FFN_NORM"), up!("p.first", "MARK_ANY"))),
-    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "MARK_ANY", "MARK_ANY"))),
-    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), norm!("MODEL_NORM"), head!("MARK_ANY"))),
+    kernel!(
+        "decode_qkv",
+        concat!(ahead!("PHASE_QKV"), norm!("layer_at(p.first) + LAYER_ATTN_NORM"), qkv!("p.first", "any"))
+    ),
+    kernel!("decode_attend", attend!("p.first", "step[STEP_POSITION]", "any")),
+    kernel!("decode_out", concat!(ahead!("PHASE_OUT"), out!("p.first", "any"))),
+    kernel!(
+        "decode_up",
+        concat!(ahead!("PHASE_UP"), norm!("layer_at(p.first) + LAYER_FFN_NORM"), up!("p.first", "any"))
+    ),
+    kernel!("decode_down", concat!(ahead!("PHASE_DOWN"), down!("p.first", "any"))),
+    kernel!("decode_head", concat!(ahead!("PHASE_HEAD"), norm!("MODEL_NORM"), head!("any"))),
     grid!("decode_fused", "PARAMS(DecodeParams, p, 9)", "", "", ""),
 );
 
