@@ -207,16 +207,16 @@ INLINE bool simd_elect() {
 #endif
     return one != 0;
 }
-// Starts a copy of `rows` rows of `quads` each: row r begins at sixteen `at` + min(row + r, last) * stride of `from`, and goes
-// to `to` from r * pitch on, moved up by the place of its begin in 128 bytes: lines are copied as they lie.
-INLINE void simd_copy(uint4* to, uint pitch, const uint4* from, uint at, uint row, uint last, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
+// Starts a copy of `rows` rows of `quads` each: row r begins at sixteen `at` + r * stride of `from`, and goes to `to` from
+// r * pitch on, moved up by the place of its begin in 128 bytes: lines are copied as they lie.
+INLINE void simd_copy(uint4* to, uint pitch, const uint4* from, uint at, uint stride, uint quads, uint rows, copy_t* c, uint lane) {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900
     if (simd_elect()) {
         const uint bar = shared_place(c), place = shared_place(to);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(16 * quads * rows) : "memory");
         _Pragma("unroll 1") for (uint r = 0; r < rows; ++r) {
-            const uint first = at + min(row + r, last) * stride;
+            const uint first = at + r * stride;
             asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1;\n"
                          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [g], %2, [%3]; }"
                          :: "r"(place + 16 * (r * pitch + (first & 7))), "l"(from + first), "r"(16 * quads), "r"(bar) : "memory");
@@ -224,7 +224,7 @@ INLINE void simd_copy(uint4* to, uint pitch, const uint4* from, uint at, uint ro
     }
 #else
     for (uint r = 0; r < rows; ++r) {
-        const uint first = at + min(row + r, last) * stride;
+        const uint first = at + r * stride;
         for (uint i = lane; i < quads; i += 32) to[r * pitch + (first & 7) + i] = from[first + i];
     }
 #endif
@@ -244,21 +244,28 @@ INLINE void simd_copy_wait(copy_t* c, uint turn) {
 // The same by the lanes themselves, in fewer instructions and at less than the copy engine's rate. Copies are over in the
 // order in which they were started; simd_load_none counts as one.
 INLINE void simd_load_none() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-INLINE void simd_load(uint4* to, uint pitch, const uint4* from, uint at, uint row, uint last, uint stride, uint quads, uint rows, uint lane) {
+INLINE void simd_load(uint4* to, uint pitch, const uint4* from, uint at, uint stride, uint quads, uint rows, uint lane) {
     __syncwarp();
-    const uint place = shared_place(to) + 16 * lane;
-    for (uint r = 0; r < rows; ++r) {
-        const uint first = at + min(row + r, last) * stride;
-        const uint4* own = from + first + lane;
-        asm("cvta.to.global.u64 %0, %0;" : "+l"(own));
-        uint near = place + 16 * (r * pitch + (first & 7));
-        for (uint i = lane; i < quads; i += 128, own += 128, near += 2048) {
+    // Of 128 quads of a row a lane has four; which of them there are is the same in every row. There is one of each at least.
+    uint c = 0;
+    _Pragma("unroll 1") do {
+        bool there[4];
+        UNROLL
+        for (uint j = 0; j < 4; ++j) there[j] = c + 32 * j + lane < quads;
+        uint first = at + c + lane, row = shared_place(to) + 16 * (c + lane), left = rows, line = at;
+        _Pragma("unroll 1") do {
+            const uint4* own = from + first;
+            asm("cvta.to.global.u64 %0, %0;" : "+l"(own));     // one address: else each copy makes its own
+            const uint near = row + 16 * (line & 7);
             UNROLL
             for (uint j = 0; j < 4; ++j)
-                if (i + 32 * j < quads)
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(near + 512 * j), "l"(own + 32 * j) : "memory");
-        }
-    }
+                if (there[j]) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(near + 512 * j), "l"(own + 32 * j) : "memory");
+            first += stride;
+            line += stride;
+            row += 16 * pitch;
+        } while (--left != 0);
+        c += 128;
+    } while (c < quads);
     simd_load_none();
 }
 // Waits until at most LEFT of the copies that were started are under way, the last ones.

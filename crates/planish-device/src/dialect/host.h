@@ -320,14 +320,14 @@ template <class P> static inline void mm_store(const mm_acc& c, P p, uint s, EXE
 
 // Copies of a SIMD group into threadgroup memory that go on while it does other work: one copy_t for each that may be
 // under way, made ready by simd_copies. A copy takes `rows` rows of `quads` each: row r begins at sixteen
-// `at` + min(row + r, last) * stride of `from`, and goes to `to` from r * pitch on, moved up by the place of its begin in 128
-// bytes. What is waited for is the copy started as number `turn` with `c`.
+// `at` + r * stride of `from`, and goes to `to` from r * pitch on, moved up by the place of its begin in 128 bytes. What is
+// waited for is the copy started as number `turn` with `c`.
 typedef uint copy_t;
 template <class C> static inline void simd_copies(C, uint, uint) {}
-template <class P, class Q, class C> static inline void simd_copy(P to, uint pitch, Q from, uint at, uint row, uint last, uint stride, uint quads, uint rows, C, uint lane, EXEC_LINE) {
+template <class P, class Q, class C> static inline void simd_copy(P to, uint pitch, Q from, uint at, uint stride, uint quads, uint rows, C, uint lane, EXEC_LINE) {
     exec::simd_barrier(line);
     for (uint r = 0; r < rows; ++r) {
-        const uint first = at + min(row + r, last) * stride;
+        const uint first = at + r * stride;
         for (uint i = lane; i < quads; i += 32) to[r * pitch + (first & 7) + i] = uint4(from[(size_t)first + i]);
     }
 }
@@ -335,7 +335,7 @@ template <class C> static inline void simd_copy_wait(C, uint, EXEC_LINE) { exec:
 // The same by the lanes themselves: SIMD_LOAD_WAIT(left) waits until at most `left`, a constant, of those that were started are
 // under way, the last ones; simd_load_none counts as one.
 static inline void simd_load_none() {}
-template <class P, class Q> static inline void simd_load(P to, uint pitch, Q from, uint at, uint row, uint last, uint stride, uint quads, uint rows, uint lane, EXEC_LINE) {
-    simd_copy(to, pitch, from, at, row, last, stride, quads, rows, 0, lane, line);
+template <class P, class Q> static inline void simd_load(P to, uint pitch, Q from, uint at, uint stride, uint quads, uint rows, uint lane, EXEC_LINE) {
+    simd_copy(to, pitch, from, at, stride, quads, rows, 0, lane, line);
 }
 #define SIMD_LOAD_WAIT(left) ::exec::simd_barrier(__LINE__)

@@ -140,19 +140,19 @@ template <class P> inline void prefetch(P p, uint bytes) {}
 // Copies of a SIMD group into threadgroup memory: over at once here.
 typedef uint copy_t;
 inline void simd_copies(threadgroup copy_t* c, uint n, uint lane) {}
-inline void simd_copy(threadgroup uint4* to, uint pitch, DEVICE const uint4* from, uint at, uint row, uint last, uint stride,
-                      uint quads, uint rows, threadgroup copy_t* c, uint lane) {
+inline void simd_copy(threadgroup uint4* to, uint pitch, DEVICE const uint4* from, uint at, uint stride, uint quads, uint rows,
+                      threadgroup copy_t* c, uint lane) {
     SIMD_BARRIER();
     for (uint r = 0; r < rows; ++r) {
-        const uint first = at + min(row + r, last) * stride;
+        const uint first = at + r * stride;
         for (uint i = lane; i < quads; i += 32) to[r * pitch + (first & 7) + i] = from[ulong(first) + i];
     }
 }
 inline void simd_copy_wait(threadgroup copy_t* c, uint turn) { SIMD_BARRIER(); }
 inline void simd_load_none() {}
-inline void simd_load(threadgroup uint4* to, uint pitch, DEVICE const uint4* from, uint at, uint row, uint last, uint stride,
-                      uint quads, uint rows, uint lane) {
-    simd_copy(to, pitch, from, at, row, last, stride, quads, rows, (threadgroup copy_t*)0, lane);
+inline void simd_load(threadgroup uint4* to, uint pitch, DEVICE const uint4* from, uint at, uint stride, uint quads, uint rows,
+                      uint lane) {
+    simd_copy(to, pitch, from, at, stride, quads, rows, (threadgroup copy_t*)0, lane);
 }
 #define SIMD_LOAD_WAIT(left) SIMD_BARRIER()
 

@@ -16,7 +16,7 @@ use crate::gpu::text::{GATE, QUANT, REDUCE, Text, ints, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Machine, Op, OpCall};
 pub use launch::{Draw, Sampler, head, step};
-use model::{At, GROUPS_MAX, Model, ModelAt, SPLITS_MAX};
+use model::{At, GROUPS_MAX, Model, ModelAt, ROWS_MAX, SPLITS_MAX};
 
 /// Arguments: arena, table, step, rope angles, keys, values, work, logits, a word for the barrier, as `model::Memory` says.
 ///
@@ -326,15 +326,16 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
 
 /// Refuses what neither space nor model says.
 fn limits(config: &Config) -> Result<(), Rejection> {
-    const LIMITS: [(&str, usize); 8] = [
+    const LIMITS: [(&str, usize); 9] = [
         ("BLOCKS", GROUPS_MAX),
         ("SPLITS", SPLITS_MAX),
         ("SHARED", SHARED_HEADS),
         ("SEGMENTS", SEGMENTS_MAX),
-        ("ROWS_QKV", 8),
-        ("ROWS", 8),
-        ("ROWS_UP", 8),
-        ("ROWS_HEAD", 8),
+        ("ROWS_QKV", ROWS_MAX),
+        ("ROWS", ROWS_MAX),
+        ("ROWS_UP", ROWS_MAX),
+        ("ROWS_DOWN", ROWS_MAX),
+        ("ROWS_HEAD", ROWS_MAX),
     ];
     for (name, most) in LIMITS {
         let n = knob(config, name)?;

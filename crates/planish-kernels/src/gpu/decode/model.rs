@@ -16,6 +16,8 @@ pub const RING: usize = 256;
 pub const HISTORY: usize = 256;
 /// Words of the step: token, position, tokens drawn, one that is spare, and the ring.
 pub const STEP_WORDS: usize = 4 + RING;
+/// Rows that a SIMD group takes at a time, at most.
+pub const ROWS_MAX: usize = 8;
 /// Words of the barrier: its counter, whether the last grid was an odd one, and its parts of the keys.
 pub const SYNC_WORDS: usize = 3;
 /// Largest head.
@@ -216,6 +218,10 @@ impl Model {
         }
         if self.rotary > self.head_dim || !self.rotary.is_multiple_of(2) {
             return Err(format!("{} of {} elements rotate", self.rotary, self.head_dim));
+        }
+        if [self.hidden, 2 * self.ffn, self.vocab].iter().any(|rows| *rows < ROWS_MAX) {
+            let [hidden, ffn, vocab] = [self.hidden, self.ffn, self.vocab];
+            return Err(format!("widths of {hidden} and {ffn}, {vocab} tokens: matrices have {ROWS_MAX} rows at least"));
         }
         if !self.hidden.is_multiple_of(4) || !self.ffn.is_multiple_of(4) {
             return Err(format!("widths of {} and {}: multiples of 4 are run", self.hidden, self.ffn));

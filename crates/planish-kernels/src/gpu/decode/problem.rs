@@ -13,7 +13,7 @@ use crate::quant::{WeightType, dequantize};
 
 /// Shapes that prove the op: each form of layer, each type, one key and many.
 pub const SHAPES: &[&str] = &[
-    "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=3,capacity=1,keys=1,window=0,softcap=0,\
+    "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=9,capacity=1,keys=1,window=0,softcap=0,\
      norm=none,bias=none,post=none,pairs=halves,gate=silu,act=f32,body=f32,v=f32,down=f16,head=bf16",
     "hidden=64,layers=2,heads=6,kv_heads=2,head_dim=16,rotary=12,ffn=96,vocab=75,capacity=50,keys=45,window=9,softcap=0,\
      norm=none,bias=qkv,post=none,pairs=neighbours,gate=silu,act=f32,body=q4_1,v=q5_0,down=q5_1+q8_0,head=q8_0",

@@ -17,7 +17,7 @@ use crate::reference::Real;
 
 /// Shapes that prove the op: both classes, each form of layer, windows, one token and many, keys of several tiles.
 pub const SHAPES: &[&str] = &[
-    "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=3,capacity=1,window=0,softcap=0,\
+    "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=9,capacity=1,window=0,softcap=0,\
      chunk=16,past=0,count=1,\
      norm=none,bias=none,post=none,pairs=halves,gate=silu,act=f32,body=f32,v=f32,down=f16,head=bf16",
     "hidden=64,layers=2,heads=6,kv_heads=2,head_dim=16,rotary=12,ffn=96,vocab=75,capacity=50,window=9,softcap=0,\
