@@ -121,6 +121,8 @@ pub const REDUCE: (&str, &str) = ("reduce.k", include_str!("include/reduce.k"));
 
 /// The text of gates of gated units and their slopes.
 pub const GATE: (&str, &str) = ("gate.k", include_str!("include/gate.k"));
+/// The slope of a soft cap.
+pub const TANH: (&str, &str) = ("tanh.k", include_str!("include/tanh.k"));
 
 /// The text that every cross entropy shares; it needs that of reductions before it.
 pub const LOSS: (&str, &str) = ("include/cross_entropy.k", include_str!("include/cross_entropy.k"));

@@ -30,6 +30,11 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// Slope of the hyperbolic tangent, 1 - tanh^2 x, to as many digits where the tangent is nearly 1.
+    fn tanh_slope(self) -> Self {
+        let e = (Self::of(-2.0) * if self < Self::of(0.0) { -self } else { self }).exp();
+        Self::of(4.0) * e / ((Self::of(1.0) + e) * (Self::of(1.0) + e))
+    }
     /// Square root.
     fn sqrt(self) -> Self;
     /// Natural logarithm.

@@ -41,7 +41,7 @@ impl Mask {
     }
 }
 
-/// tanh(s / cap) and c of a scaled dot product; the first is 0 without a cap.
+/// dc/ds and c of a scaled dot product s.
 fn capped<T: Real>(mask: &Mask, a: &[T], b: &[T]) -> (T, T) {
     let mut dot = T::of(0.0);
     for (x, y) in a.iter().zip(b) {
@@ -49,10 +49,10 @@ fn capped<T: Real>(mask: &Mask, a: &[T], b: &[T]) -> (T, T) {
     }
     let s = T::of(mask.scale) * dot;
     if mask.softcap == 0.0 {
-        return (T::of(0.0), s);
+        return (T::of(1.0), s);
     }
-    let t = (s / T::of(mask.softcap)).tanh();
-    (t, T::of(mask.softcap) * t)
+    let x = s / T::of(mask.softcap);
+    (x.tanh_slope(), T::of(mask.softcap) * x.tanh())
 }
 
 /// Output `[queries][dim]` and log-sum-exp `[queries]`; zeros and negative infinity for a query that sees no key.
@@ -117,9 +117,9 @@ pub fn backward<T: Real>(mask: &Mask, s: &Saved<'_, T>) -> [Vec<T>; 3] {
         let delta = dot(d_o, o);
         for j in (0..mask.keys).filter(|j| mask.sees(i, *j)) {
             let [k, v] = [s.k, s.v].map(|x| &x[j * d..][..d]);
-            let (t, c) = capped(mask, q, k);
+            let (slope, c) = capped(mask, q, k);
             let p = (c - s.lse[i]).exp();
-            let d_s = T::of(mask.scale) * (p * (dot(d_o, v) - delta) * (T::of(1.0) - t * t));
+            let d_s = T::of(mask.scale) * (p * (dot(d_o, v) - delta) * slope);
             for e in 0..d {
                 d_q[i * d + e] += d_s * k[e];
                 d_k[j * d + e] += d_s * q[e];

@@ -10,7 +10,7 @@ use crate::gpu::GpuOp;
 use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::space::{constraint, row_sets, static_bytes};
 use crate::gpu::attention::{self, SIZES};
-use crate::gpu::text::{IO, KernelLaunch, Text, ints, io, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, TANH, Text, ints, io, io_code, knob};
 use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::Dense;
 
@@ -50,6 +50,7 @@ const SIZES_TEXT: (&str, &str) = ("attention_sizes.k", "#define OWN SHAPE_BLOCK\
 
 const TEXT: Text = Text(&[
     IO,
+    TANH,
     SIZES_TEXT,
     ("attention_shared.k", include_str!("../include/attention.k")),
     ("attention_backward.k", include_str!("attention_backward.k")),

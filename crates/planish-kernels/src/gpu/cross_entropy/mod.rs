@@ -7,7 +7,7 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::Rng;
-use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, TANH, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -47,7 +47,7 @@ pub static OP: GpuOp = GpuOp {
     ],
 };
 
-const TEXT: Text = Text(&[IO, REDUCE, LOSS, ("cross_entropy.k", include_str!("cross_entropy.k"))]);
+const TEXT: Text = Text(&[IO, REDUCE, TANH, LOSS, ("cross_entropy.k", include_str!("cross_entropy.k"))]);
 
 fn space(s: &Shape, machine: &Machine<'_>) -> Space {
     let limit = machine.backend.limits().max_threads as i64;

@@ -9,7 +9,7 @@ use crate::data::{self, Rng};
 use crate::gpu::cross_entropy::reference::{Loss, Reduction, cross_entropy};
 use crate::gpu::cross_entropy::shared::{self, Targets, loss_of, words};
 use crate::gpu::expect::outputs;
-use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, Text, ints, io, io_code, knob};
+use crate::gpu::text::{IO, KernelLaunch, LOSS, REDUCE, TANH, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
@@ -43,7 +43,8 @@ pub static OP: GpuOp = GpuOp {
     ],
 };
 
-const TEXT: Text = Text(&[IO, REDUCE, LOSS, ("cross_entropy_backward.k", include_str!("cross_entropy_backward.k"))]);
+const TEXT: Text =
+    Text(&[IO, REDUCE, TANH, LOSS, ("cross_entropy_backward.k", include_str!("cross_entropy_backward.k"))]);
 
 fn space(s: &Shape, machine: &Machine<'_>) -> Space {
     let limit = machine.backend.limits().max_threads as i64;

@@ -16,8 +16,7 @@ pub fn cross_entropy_backward<T: Real>(x: &[T], targets: &[u32], lse: &[T], up: 
                 d += -T::of(1.0 - o.smooth);
             }
             if o.cap > 0.0 {
-                let bent = c / T::of(o.cap);
-                d = d * (T::of(1.0) - bent * bent);
+                d = d * (x[t * o.vocab + v] * T::of(o.scale) / T::of(o.cap)).tanh_slope();
             }
             dx[t * o.vocab + v] = up[t] * d * T::of(o.scale);
         }

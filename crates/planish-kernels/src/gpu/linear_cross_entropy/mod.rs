@@ -9,7 +9,7 @@ use planish_tune::{Config, Rejection};
 use crate::data::Rng;
 use crate::gpu::GpuOp;
 use crate::gpu::cross_entropy::shared::{self as loss, loss_of, reduce, words};
-use crate::gpu::text::{IO, KernelLaunch, LINEAR_LOSS, LOSS, REDUCE, Text, io};
+use crate::gpu::text::{IO, KernelLaunch, LINEAR_LOSS, LOSS, REDUCE, TANH, Text, io};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::lift;
 use shared::{LEAST_CHUNK, PLAIN_THREADS, Tiles};
@@ -53,7 +53,7 @@ pub static OP: GpuOp = GpuOp {
 };
 
 const TEXT: Text =
-    Text(&[IO, REDUCE, LOSS, LINEAR_LOSS, ("linear_cross_entropy.k", include_str!("linear_cross_entropy.k"))]);
+    Text(&[IO, REDUCE, TANH, LOSS, LINEAR_LOSS, ("linear_cross_entropy.k", include_str!("linear_cross_entropy.k"))]);
 
 /// The launch that orders tokens; its arguments are targets and order.
 pub(super) fn order<'a>(text: &'a Text, s: &Shape, ignore: u32) -> KernelLaunch<'a> {

@@ -13,7 +13,7 @@ use crate::gpu::cross_entropy_backward::saved;
 use crate::gpu::expect::outputs;
 use crate::gpu::linear_cross_entropy::order;
 use crate::gpu::linear_cross_entropy::shared::{self, Inputs, MOST_CHUNK, Tiles};
-use crate::gpu::text::{IO, LINEAR_LOSS, LOSS, REDUCE, Text, io};
+use crate::gpu::text::{IO, LINEAR_LOSS, LOSS, REDUCE, TANH, Text, io};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::{Real, lift};
 use reference::{Linear, linear_cross_entropy_backward};
@@ -62,6 +62,7 @@ pub static OP: GpuOp = GpuOp {
 pub(super) const TEXT: Text = Text(&[
     IO,
     REDUCE,
+    TANH,
     LOSS,
     LINEAR_LOSS,
     ("linear_cross_entropy_backward.k", include_str!("linear_cross_entropy_backward.k")),
