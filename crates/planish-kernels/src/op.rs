@@ -8,6 +8,7 @@ use planish_device::{Backend, Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
 use crate::cpu::isa::Isa;
+use crate::reference::Shaken;
 
 /// The named sizes and types that a choice depends on, such as `batch=1,cols=576,rows=1536,type=q4_1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -239,6 +240,11 @@ impl Dtype {
         matches!(self, Dtype::F32 | Dtype::F16 | Dtype::Bf16).then(|| self.tolerance().0)
     }
 
+    /// `x`, or infinity where rounding to this float type makes it that.
+    fn overflowed(self, x: f64) -> f64 {
+        if self == Dtype::F16 && x.abs() >= 65520.0 { f64::INFINITY.copysign(x) } else { x }
+    }
+
     /// Unit roundoff, relative and absolute tolerance (the latter times the largest value) of a float type.
     fn tolerance(self) -> (f64, f64, f64) {
         match self {
@@ -266,34 +272,45 @@ impl Expected {
     /// f32 outputs under the gate's rule: at most twice the error of plain f32 arithmetic plus one rounding, and never
     /// above the ceiling `1e-5 |y| + 2e-6 max |y|`.
     pub fn f32(y64: Vec<f64>, y32: &[f32]) -> Self {
-        assert_eq!(y64.len(), y32.len(), "one plain value for each exact one");
-        let finite = || y64.iter().zip(y32).filter(|(w, p)| w.is_finite() && p.is_finite());
-        let plain = finite().map(|(w, p)| (f64::from(*p) - w).abs()).fold(0.0, f64::max);
-        let scale = finite().map(|(w, _)| w.abs()).fold(0.0, f64::max);
-        let rule = 2.0 * plain + scale * f64::from(f32::EPSILON) / 2.0;
-        let bounds = y64.iter().map(|w| rule.min(1e-5 * w.abs() + 2e-6 * scale)).collect();
-        Expected { dtype: Dtype::F32, values: y64, bounds, untouched: 0 }
+        Expected::float(Dtype::F32, y64, y32)
     }
 
     /// Outputs of float type `dtype` that are computed in f32 and rounded once, under the same rule with that rounding.
     pub fn float(dtype: Dtype, y64: Vec<f64>, y32: &[f32]) -> Self {
-        if dtype == Dtype::F32 {
-            return Expected::f32(y64, y32);
+        Expected::drawn(dtype, y64, y32, &[])
+    }
+
+    /// The same with other draws of the error of plain f32 arithmetic: the largest counts.
+    pub fn drawn(dtype: Dtype, y64: Vec<f64>, y32: &[f32], draws: &[Vec<Shaken>]) -> Self {
+        let ceilings = vec![0.0; y64.len()];
+        Expected::drawn_below(dtype, y64, (y32, draws), &ceilings)
+    }
+
+    /// The same where no bound is above the larger of the usual ceiling and its own of `ceilings`: some formulas pass through
+    /// more than their results are, and amplify the roundings of it.
+    pub fn drawn_below(dtype: Dtype, y64: Vec<f64>, (y32, draws): (&[f32], &[Vec<Shaken>]), ceilings: &[f64]) -> Self {
+        assert!(
+            y64.len() == y32.len() && y64.len() == ceilings.len(),
+            "one plain value and ceiling for each exact one"
+        );
+        let finite = || y64.iter().zip(y32).filter(|(w, p)| w.is_finite() && p.is_finite());
+        let mut plain = finite().map(|(w, p)| (f64::from(*p) - w).abs()).fold(0.0, f64::max);
+        for draw in draws {
+            assert_eq!(y64.len(), draw.len(), "one value of a draw for each exact one");
+            let errors = y64.iter().zip(draw).map(|(w, s)| s.error(*w));
+            plain = errors.filter(|e| e.is_finite()).fold(plain, f64::max);
         }
-        let mut expected = Expected::f32(y64, y32);
-        let (unit, relative, absolute) = dtype.tolerance();
-        let finite = || expected.values.iter().zip(y32).filter(|(w, p)| w.is_finite() && p.is_finite());
-        let plain = finite().map(|(w, p)| (f64::from(*p) - w).abs()).fold(0.0, f64::max);
         let scale = finite().map(|(w, _)| w.abs()).fold(0.0, f64::max);
-        // Half a step of the smallest f16; bf16 reaches as far down as f32.
-        let tiny = if dtype == Dtype::F16 { f64::exp2(-25.0) } else { 0.0 };
-        let bound = |w: &f64| {
-            let rule = 2.0 * plain + unit * (w.abs() + 2.0 * plain) + tiny;
-            rule.min(relative * w.abs() + absolute * scale + tiny)
+        let (unit, relative, absolute) = dtype.tolerance();
+        // What is under the least normal f32 may be flushed to zero; half a step of the smallest f16, while bf16 reaches as
+        // far down as f32.
+        let tiny = if dtype == Dtype::F16 { f64::exp2(-25.0) } else { f64::from(f32::MIN_POSITIVE) };
+        let bound = |(w, ceiling): (&f64, &f64)| {
+            let rounded = if dtype == Dtype::F32 { scale } else { w.abs() + 2.0 * plain };
+            (2.0 * plain + unit * rounded).min(ceiling.max(relative * w.abs() + absolute * scale)) + tiny
         };
-        expected.bounds = expected.values.iter().map(bound).collect();
-        expected.dtype = dtype;
-        expected
+        let bounds = y64.iter().zip(ceilings).map(bound).collect();
+        Expected { dtype, values: y64.into_iter().map(|w| dtype.overflowed(w)).collect(), bounds, untouched: 0 }
     }
 
     /// Sums of products, each with the sum of its terms' magnitudes: order alone moves a sum by some roundings of that.

@@ -419,7 +419,7 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
         Arg::In(step::encode(&vec![0; batch], pos as u32)),
         Arg::Scratch(scratch_bytes(heads, kv_heads, dim, context).max(4 * batch * heads * dim)),
     ];
-    args.extend(forms::expected(forms::of(shape), &y64, &y32));
+    args.extend(forms::expected(forms::of(shape), &y64, (&y32, &[])));
     Problem {
         shape: shape.clone(),
         attrs: Attrs::new().with("window", window as f64).with("softcap", softcap).with("scale", scale),

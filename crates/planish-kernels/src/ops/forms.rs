@@ -5,6 +5,7 @@ use planish_device::Call;
 use crate::cpu::isa::Isa;
 use crate::cpu::matmul::{BlockMeta, quantize};
 use crate::op::{Arg, Dtype, Expected, Shape};
+use crate::reference::Shaken;
 
 /// Which forms are written; their slices follow each other: f32, then codes, then block metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +74,12 @@ pub unsafe fn round_at(call: &Call<'_>, codes: usize, isa: Isa, at: usize, x: &[
     }
 }
 
-/// What the forms must hold, given the f64 values and those of plain f32 arithmetic.
+/// What the forms must hold, given the f64 values and those of plain f32 arithmetic, with other draws of it.
 ///
 /// A code may differ by one where the exact value lies within the f32 bound of a rounding boundary, and must be exact
 /// elsewhere; metadata follows from codes and scale.
-pub fn expected(forms: Forms, y64: &[f64], y32: &[f32]) -> Vec<Arg> {
-    let f32 = Expected::f32(y64.to_vec(), y32);
+pub fn expected(forms: Forms, y64: &[f64], (y32, draws): (&[f32], &[Vec<Shaken>])) -> Vec<Arg> {
+    let f32 = Expected::drawn(Dtype::F32, y64.to_vec(), y32, draws);
     let mut codes = Expected { dtype: Dtype::I8, values: Vec::new(), bounds: Vec::new(), untouched: 0 };
     let mut meta = Expected { dtype: Dtype::Block, values: Vec::new(), bounds: Vec::new(), untouched: 0 };
     if forms.int8 {

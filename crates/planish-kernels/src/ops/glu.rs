@@ -7,9 +7,9 @@ use crate::cpu::act::{Binary, geglu, swiglu};
 use crate::cpu::isa::Isa;
 use crate::cpu::simd::Shared;
 use crate::data;
-use crate::op::{Arg, Attrs, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::ops::{NativeLaunch, forms};
-use crate::reference;
+use crate::reference::{self, Real, Shaken, lift};
 use crate::step::{self, Step};
 use crate::weight::Activation;
 
@@ -121,29 +121,22 @@ unsafe fn run(call: &Call<'_>) {
     }
 }
 
+fn gated<T: Real>(a: &[f32], b: &[f32], gelu: bool) -> Vec<T> {
+    let f = if gelu { reference::act::geglu::<T> } else { reference::act::swiglu };
+    lift(a).into_iter().zip(lift(b)).map(|(a, b)| f(a, b)).collect()
+}
+
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let n = shape.size("cols") * shape.size("batch");
     let mut rng = data::Rng::new(seed);
     let (a, b) = (data::floats(&mut rng, n, fill), data::floats(&mut rng, n, Fill::Random));
     let gelu = shape.name("gate") == "gelu";
-    let pairs = || a.iter().zip(&b);
-    let y64: Vec<f64> = pairs()
-        .map(|(a, b)| {
-            let f = if gelu { reference::act::geglu::<f64> } else { reference::act::swiglu };
-            f(f64::from(*a), f64::from(*b))
-        })
-        .collect();
-    let y32: Vec<f32> = pairs()
-        .map(|(a, b)| {
-            let f = if gelu { reference::act::geglu::<f32> } else { reference::act::swiglu };
-            f(*a, *b)
-        })
-        .collect();
+    let draws = Shaken::draws(Dtype::F32, n, || gated(&a, &b, gelu));
     let mut args = vec![
         Arg::In(data::bytes(&a)),
         Arg::In(data::bytes(&b)),
         Arg::In(step::encode(&vec![0; shape.size("batch")], 0)),
     ];
-    args.extend(forms::expected(forms::of(shape), &y64, &y32));
+    args.extend(forms::expected(forms::of(shape), &gated(&a, &b, gelu), (&gated(&a, &b, gelu), &draws)));
     Problem { shape: shape.clone(), attrs: Attrs::new(), args, label: format!("{fill:?} seed={seed}") }
 }

@@ -8,8 +8,11 @@ pub mod compare;
 pub mod norm;
 pub mod rope;
 pub mod sample;
+mod shaken;
 
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+pub use shaken::Shaken;
 
 /// The arithmetic that a reference needs, at one precision.
 pub trait Real:

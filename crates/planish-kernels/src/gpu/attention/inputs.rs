@@ -2,8 +2,8 @@
 
 use crate::data::{self, Rng};
 use crate::gpu::text::check_io;
-use crate::op::{Attrs, Dtype, Fill, Shape};
-use crate::reference::lift;
+use crate::op::{Attrs, Dtype, Expected, Fill, Shape};
+use crate::reference::{Shaken, lift};
 
 use super::reference::{self, Mask};
 
@@ -96,25 +96,32 @@ fn whole(rng: &mut Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.below(5) as f32 - 2.0).collect()
 }
 
-/// An output in f64, and in plain f32.
+/// An output in f64, in plain f32, and in draws of it.
 #[derive(Clone, Debug, Default)]
 pub struct Both {
     /// In f64.
     pub exact: Vec<f64>,
     /// In f32.
     pub plain: Vec<f32>,
+    /// In f32 with other roundings; none where one of another type is far coarser.
+    pub draws: Vec<Vec<Shaken>>,
 }
 
 impl Both {
     /// `n` zeros.
     pub fn zeros(n: usize) -> Both {
-        Both { exact: vec![0.0; n], plain: vec![0.0; n] }
+        Both { exact: vec![0.0; n], plain: vec![0.0; n], draws: Vec::new() }
     }
 
-    /// Appends what `f` and `g`, the same function at both precisions, give.
+    /// Appends an output at both precisions.
     pub fn extend(&mut self, exact: Vec<f64>, plain: Vec<f32>) {
         self.exact.extend(exact);
         self.plain.extend(plain);
+    }
+
+    /// What a tensor of type `io` must hold.
+    pub fn expected(self, io: Dtype) -> Expected {
+        Expected::drawn(io, self.exact, &self.plain, &self.draws)
     }
 }
 
@@ -127,4 +134,12 @@ pub fn forward(mask: &Mask, io: Dtype, rows: [&[f32]; 3], o: &mut Both, lse: &mu
     let plain = reference::forward_weighed(mask, rows, |weight| data::nearest(weight, io));
     o.extend(exact.0, plain.0);
     lse.extend(exact.1, plain.1);
+}
+
+/// The same in draws.
+pub fn forward_drawn(mask: &Mask, rows: [&[f32]; 3], (o, lse): (&mut Vec<Shaken>, &mut Vec<Shaken>)) {
+    let [q, k, v] = rows.map(lift::<Shaken>);
+    let draw = reference::forward(mask, &q, &k, &v);
+    o.extend(draw.0);
+    lse.extend(draw.1);
 }

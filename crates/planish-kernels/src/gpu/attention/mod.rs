@@ -11,7 +11,8 @@ use planish_tune::{Config, Rejection};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
-use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::Shaken;
 use inputs::{Both, Heads};
 use reference::Mask;
 
@@ -147,17 +148,21 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     if fill == Fill::Unjudged {
         (o, lse) = (Both::zeros(q.len()), Both::zeros(q.len() / mask.dim));
     } else {
-        for head in 0..sequences * heads.q {
-            let kv = head / heads.q * heads.kv + heads.kv_of(head % heads.q);
-            let at = |x: &'static str| match x {
-                "q" => &q[head * q_len..][..q_len],
-                "k" => &k[kv * kv_len..][..kv_len],
-                _ => &v[kv * kv_len..][..kv_len],
-            };
-            inputs::forward(&mask, io, [at("q"), at("k"), at("v")], &mut o, &mut lse);
-        }
+        let heads_of = |with: &mut dyn FnMut([&[f32]; 3])| {
+            for head in 0..sequences * heads.q {
+                let kv = head / heads.q * heads.kv + heads.kv_of(head % heads.q);
+                with([&q[head * q_len..][..q_len], &k[kv * kv_len..][..kv_len], &v[kv * kv_len..][..kv_len]]);
+            }
+        };
+        heads_of(&mut |rows| inputs::forward(&mask, io, rows, &mut o, &mut lse));
+        let draws = Shaken::draws(io, q.len(), || {
+            let (mut o, mut lse) = (Vec::new(), Vec::new());
+            heads_of(&mut |rows| inputs::forward_drawn(&mask, rows, (&mut o, &mut lse)));
+            (o, lse)
+        });
+        (o.draws, lse.draws) = draws.into_iter().unzip();
     }
-    let outs = [Arg::Out(Expected::float(io, o.exact, &o.plain)), Arg::Out(Expected::f32(lse.exact, &lse.plain))];
+    let outs = [Arg::Out(o.expected(io)), Arg::Out(lse.expected(Dtype::F32))];
     Problem {
         shape: shape.clone(),
         attrs,

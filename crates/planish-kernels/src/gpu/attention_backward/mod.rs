@@ -11,7 +11,8 @@ use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::space::{constraint, row_sets, static_bytes};
 use crate::gpu::attention::{self, SIZES};
 use crate::gpu::text::{IO, KernelLaunch, TANH, Text, ints, io, io_code, knob};
-use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::op::{Arg, Attrs, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::Shaken;
 use reference::Dense;
 
 /// Arguments: q, k, v, o and the log-sum-exp as in `attention`, the gradient of o, then the gradients of q, k and v, each like
@@ -172,6 +173,13 @@ fn rows(rng: &mut Rng, rows: usize, dim: usize, fill: Fill) -> Vec<f32> {
     x
 }
 
+/// What gradients lose where P is under the least normal f32, which may be flushed to zero, and large factors follow: the
+/// product of dO and V, which are summed over the elements of a head, and Q or K, summed over rows; `factor` has the rest.
+fn lost(tensors: [&[f32]; 4], factor: f64) -> f64 {
+    let [q, k, v, d_o] = tensors.map(|x| x.iter().fold(1.0, |most: f64, x| most.max(f64::from(x.abs()))));
+    f64::from(f32::MIN_POSITIVE) * 2.0 * d_o * v * q.max(k) * factor
+}
+
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let (heads, io) = (Heads::of(shape), io(shape));
     let attrs = inputs::attrs(shape, fill);
@@ -191,12 +199,20 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let outs = if judged {
         let exact = dense.backward::<f64>([&q, &k, &v, &o, &d_o, &lse]);
         let plain = dense.backward::<f32>([&q, &k, &v, &o, &d_o, &lse]);
-        let mut pairs = exact.into_iter().zip(plain).map(|(exact, plain)| Both { exact, plain });
-        [(); 3].map(|()| pairs.next().unwrap_or_default())
+        let draws = Shaken::draws(io, q.len(), || dense.backward::<Shaken>([&q, &k, &v, &o, &d_o, &lse]));
+        let drawn = |n: usize| draws.iter().map(|draw| draw[n].clone()).collect();
+        let both = |(n, (exact, plain))| Both { exact, plain, draws: drawn(n) };
+        let mut all = exact.into_iter().zip(plain).enumerate().map(both);
+        [(); 3].map(|()| all.next().unwrap_or_default())
     } else {
         [q.len(), k.len(), v.len()].map(Both::zeros)
     };
-    let outs = outs.map(|x| Arg::Out(Expected::float(io, x.exact, &x.plain)));
+    let lost = lost([&q, &k, &v, &d_o], mask.scale * mask.dim as f64 * (mask.queries + mask.keys) as f64);
+    let outs = outs.map(|x| {
+        let mut expected = x.expected(io);
+        expected.bounds.iter_mut().for_each(|bound| *bound += lost);
+        Arg::Out(expected)
+    });
     Problem {
         shape: shape.clone(),
         attrs,

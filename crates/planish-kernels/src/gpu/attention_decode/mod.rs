@@ -11,8 +11,8 @@ use crate::gpu::attention::reference::Mask;
 use crate::gpu::attention::space::{constraint, static_bytes};
 use crate::gpu::text::{IO, KernelLaunch, Text, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
-use crate::op::{Arg, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::lift;
+use crate::op::{Arg, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::{Shaken, lift};
 
 /// Arguments: q `[sequences][heads][head_dim]` of the shape's type, k and v `[sequences][kv_heads][capacity][head_dim]` of
 /// type `kv`, the positions stored in each sequence, u32 `[sequences]`, o like q, and scratch; attributes as in `attention`.
@@ -180,15 +180,17 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let o = if fill == Fill::Unjudged {
         Both::zeros(q.len())
     } else {
+        let draw = || reference::decode::<Shaken>(&mask, heads, [&lift(&q), &lift(&k), &lift(&v)], &lengths);
         Both {
             exact: reference::decode::<f64>(&mask, heads, [&lift(&q), &lift(&k), &lift(&v)], &lengths),
             plain: reference::decode::<f32>(&mask, heads, [&q, &k, &v], &lengths),
+            draws: Shaken::draws(io, q.len(), draw),
         }
     };
     let most_splits = SPLITS[SPLITS.len() - 1] as usize;
     let rest = [
         Arg::In(data::bytes_u32(&lengths)),
-        Arg::Out(Expected::float(io, o.exact, &o.plain)),
+        Arg::Out(o.expected(io)),
         Arg::Scratch(4 * sequences * heads.q * most_splits * (dim + 2)),
     ];
     Problem {

@@ -11,8 +11,8 @@ use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::reference::Mask;
 use crate::gpu::attention::space;
 use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
-use crate::op::{Arg, Attrs, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::lift;
+use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::{Shaken, lift};
 
 /// Arguments: q `[tokens][heads][head_dim]`, k and v `[keys][kv_heads][head_dim]`, the first query and the first key of each
 /// sequence and the end of the last, u32 `[sequences + 1]` each, o like q, log-sum-exp f32 `[tokens][heads]`; attributes
@@ -152,9 +152,12 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
         let plain = reference::packed::<f32>(&mask, heads, [&q, &k, &v], cu);
         o.extend(exact.0, plain.0);
         lse.extend(exact.1, plain.1);
+        let [q, k, v] = [&q, &k, &v].map(|x| lift::<Shaken>(x));
+        let draws = Shaken::draws(io, q.len(), || reference::packed(&mask, heads, [&q, &k, &v], cu));
+        (o.draws, lse.draws) = draws.into_iter().unzip();
     }
     let starts = cu.map(|c| Arg::In(data::bytes_u32(&c)));
-    let outs = [Arg::Out(Expected::float(io, o.exact, &o.plain)), Arg::Out(Expected::f32(lse.exact, &lse.plain))];
+    let outs = [Arg::Out(o.expected(io)), Arg::Out(lse.expected(Dtype::F32))];
     Problem {
         shape: shape.clone(),
         attrs,

@@ -10,6 +10,7 @@ use crate::data::{self, Rng};
 use crate::gpu::planes::Planes;
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, OpCall, Problem, Shape};
 use crate::quant::{WeightType, dequantize};
+use crate::reference::Shaken;
 
 /// Shapes that prove the op: each form of layer, each type, one key and many.
 pub const SHAPES: &[&str] = &[
@@ -327,13 +328,17 @@ pub fn ropes(s: &Shape) -> Vec<f32> {
     (0..s.size("capacity")).flat_map(row).collect()
 }
 
-/// Exact results whose bound is at least three times what `others`, results of moved inputs, differ from them by.
-pub fn blurred(dtype: Dtype, y64: &[f64], y32: &[f32], others: &[&[f64]]) -> Expected {
-    let mut expected = Expected::float(dtype, y64.to_vec(), y32);
+/// Exact results, those of plain arithmetic and of other draws of it, whose bound is at least three times what `moved`,
+/// results of moved inputs if any, differ from the exact ones by.
+pub fn blurred(dtype: Dtype, (y64, y32, draws): (&[f64], &[f32], &[Vec<Shaken>]), moved: &[&[f64]]) -> Expected {
+    // There is no ceiling: a rounding to f16 or to bytes that turns counts for more than any of f32.
+    let mut expected = Expected::drawn_below(dtype, y64.to_vec(), (y32, draws), &vec![f64::INFINITY; y64.len()]);
     let plain: Vec<f64> = y32.iter().map(|v| f64::from(*v)).collect();
     let far = |other: &[f64]| other.iter().zip(y64).fold(0f64, |m, (a, b)| m.max((a - b).abs()));
-    let most = others.iter().map(|o| far(o)).fold(far(&plain), f64::max);
-    expected.bounds.iter_mut().for_each(|b| *b = b.max(3.0 * most));
+    if let Some(most) = moved.iter().map(|o| far(o)).reduce(f64::max) {
+        let most = most.max(far(&plain));
+        expected.bounds.iter_mut().for_each(|b| *b = b.max(3.0 * most));
+    }
     expected
 }
 
@@ -354,14 +359,20 @@ fn bounded(m: &Model, given: &Given) -> Bounded {
         true => [-3e-7, -1e-7, 1e-7, 3e-7, 1e-6].map(|nudge| reference::step(m, given, nudge)).to_vec(),
         false => Vec::new(),
     };
-    let expect = |dtype: Dtype, y64: &[f64], y32: &[f32], others: Vec<&[f64]>| match m.int8 {
-        true => blurred(dtype, y64, y32, &others),
-        false => Expected::float(dtype, y64.to_vec(), y32),
+    // A last bit may turn the rounding of a new key to f16, too, which moves all logits: some draws show it.
+    let draws = match m.int8 {
+        true => Vec::new(),
+        false => Shaken::draws(Dtype::F32, m.vocab, || reference::step::<Shaken>(m, given, 0.0)),
     };
-    let logits = expect(Dtype::F32, &exact.logits, &plain.logits, moved.iter().map(|g| &g.logits[..]).collect());
+    let logits = {
+        let moved: Vec<&[f64]> = moved.iter().map(|g| &g.logits[..]).collect();
+        let draws: Vec<Vec<Shaken>> = draws.iter().map(|g| g.logits.clone()).collect();
+        blurred(Dtype::F32, (&exact.logits, &plain.logits, &draws), &moved)
+    };
     let slot = |layer: usize, which: usize| {
-        let others = moved.iter().map(|g| &g.new[layer][which][..]).collect();
-        expect(CACHE, &exact.new[layer][which], &plain.new[layer][which], others)
+        let moved: Vec<&[f64]> = moved.iter().map(|g| &g.new[layer][which][..]).collect();
+        let draws: Vec<Vec<Shaken>> = draws.iter().map(|g| g.new[layer][which].clone()).collect();
+        blurred(CACHE, (&exact.new[layer][which], &plain.new[layer][which], &draws), &moved)
     };
     Bounded { logits, new: (0..m.layers).map(|l| [slot(l, 0), slot(l, 1)]).collect() }
 }

@@ -9,7 +9,7 @@ use crate::data::{self, Rng};
 use crate::gpu::text::{IO, KernelLaunch, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::lift;
+use crate::reference::{Shaken, lift};
 use reference::{Gdn, Sizes};
 
 /// Arguments: q and k `[batch][steps][key_heads][key_dim]`, v `[batch][steps][heads][value_dim]`, g and beta f32
@@ -201,5 +201,9 @@ pub(super) fn outputs(shape: &Shape, x: &Inputs, fill: Fill) -> [Expected; 2] {
     let exact = Gdn { q: &q, k: &k, v: &v, g: &g, beta: &beta, mask: &x.mask, init: &init, sizes };
     let plain = Gdn { q: &x.q, k: &x.k, v: &x.v, g: &x.g, beta: &x.beta, mask: &x.mask, init: &x.init, sizes };
     let ((y64, s64), (y32, s32)) = (exact.run(), plain.run());
-    [Expected::float(io, y64, &y32), Expected::f32(s64, &s32)]
+    let [q, k, v] = [&x.q, &x.k, &x.v].map(|x| lift::<Shaken>(x));
+    let [g, beta, init] = [&x.g, &x.beta, &x.init].map(|x| lift::<Shaken>(x));
+    let shaken = Gdn { q: &q, k: &k, v: &v, g: &g, beta: &beta, mask: &x.mask, init: &init, sizes };
+    let (y, s): (Vec<_>, Vec<_>) = Shaken::draws(Dtype::F32, y64.len(), || shaken.run()).into_iter().unzip();
+    [Expected::drawn(io, y64, &y32, &y), Expected::drawn(Dtype::F32, s64, &s32, &s)]
 }

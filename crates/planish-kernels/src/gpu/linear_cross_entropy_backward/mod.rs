@@ -10,12 +10,12 @@ use crate::gpu::GpuOp;
 use crate::gpu::cross_entropy::reference::Loss;
 use crate::gpu::cross_entropy::shared::{self as loss, loss_of, words};
 use crate::gpu::cross_entropy_backward::saved;
-use crate::gpu::expect::outputs;
+use crate::gpu::expect::outputs_drawn;
 use crate::gpu::linear_cross_entropy::order;
 use crate::gpu::linear_cross_entropy::shared::{self, Inputs, MOST_CHUNK, Tiles};
 use crate::gpu::text::{IO, LINEAR_LOSS, LOSS, REDUCE, TANH, Text, io};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::{Real, lift};
+use crate::reference::{Real, Shaken, lift};
 use reference::{Linear, linear_cross_entropy_backward};
 
 /// Arguments: h `[tokens][hidden]`, w `[vocab][hidden]`, bias `[vocab]` where the field `bias` is 1, targets u32
@@ -146,7 +146,10 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let mut args = std::mem::take(&mut i.args);
     args.extend(back.iter().map(|v| Arg::In(data::bytes(v))));
     let kinds = [(io, tokens * hidden), (io, o.vocab * hidden), (io, o.vocab)];
-    let mut wanted = outputs(fill, kinds, || (gradients::<f64>(&i, &back, &o), gradients::<f32>(&i, &back, &o)));
+    let mut wanted = outputs_drawn(fill, kinds, || {
+        let draws = Shaken::draws(io, tokens * hidden, || gradients(&i, &back, &o));
+        (gradients(&i, &back, &o), gradients(&i, &back, &o), draws)
+    });
     wanted.truncate(1 + (1 - shape.size("frozen")) * (1 + shape.size("bias")));
     args.extend(wanted);
     args.push(Arg::Scratch(4 * (tokens + 1)));

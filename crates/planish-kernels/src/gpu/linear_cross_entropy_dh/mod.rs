@@ -13,14 +13,13 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::cross_entropy::reference::{Loss, Reduction};
 use crate::gpu::cross_entropy::shared::{self as loss, loss_of};
-use crate::gpu::expect::outputs;
 use crate::gpu::linear_cross_entropy::reference::linear_cross_entropy;
 use crate::gpu::linear_cross_entropy::shared::{self, LEAST_CHUNK, MOST_CHUNK};
 use crate::gpu::linear_cross_entropy_backward::reference::Linear;
 use crate::gpu::text::io;
 use crate::gpu::{linear_cross_entropy, linear_cross_entropy_backward};
-use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::lift;
+use crate::op::{Arg, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::reference::{Shaken, lift};
 
 /// Arguments: h `[tokens][hidden]`, w `[vocab][hidden]`, bias `[vocab]` where the field `bias` is 1, targets u32
 /// `[tokens]`, up f32 (`[tokens]` for reduction none, else `[1]`), loss and lse f32 `[tokens]`, total f32 `[2]` (the reduced
@@ -102,9 +101,16 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
         let of = |o: &Loss| linear_cross_entropy(&h, &w, bias64.as_deref(), &i.targets, o);
         (of(&o), linear_cross_entropy(&i.h, &i.w, bias, &i.targets, &o))
     }));
-    args.extend(outputs(fill, [(io, tokens * hidden)], || {
-        let rounded = |slope| data::nearest(slope, io);
-        ([reference::gradient(&exact, &o, |slope| slope)], [reference::gradient(&plain, &o, rounded)])
+    args.push(Arg::Out(match fill {
+        Fill::Unjudged => Expected::exact(io, vec![0.0; tokens * hidden]),
+        _ => {
+            let (dh, rounded) = (reference::gradient(&exact, &o, |slope| slope), |slope| data::nearest(slope, io));
+            let (h, w, bias, up) = (lift(&i.h), lift(&i.w), bias.map(lift), lift(&up));
+            let shaken = Linear { h: &h, w: &w, bias: bias.as_deref(), targets: &i.targets, lse: &[], up: &up };
+            let draws = Shaken::draws(io, dh.len(), || reference::gradient::<Shaken>(&shaken, &o, |slope| slope));
+            let ceilings: Vec<f64> = reference::magnitudes(&exact, &o).iter().map(|m| 1e-5 * m).collect();
+            Expected::drawn_below(io, dh, (&reference::gradient(&plain, &o, rounded), &draws), &ceilings)
+        }
     }));
     args.push(Arg::Scratch(4 * (tokens + 1)));
     args.push(Arg::Scratch(16 * tokens * o.vocab.div_ceil(LEAST_CHUNK)));

@@ -12,7 +12,7 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::text::{IO, Text, at_most, check_io, io};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::{Real, lift};
+use crate::reference::{Real, Shaken, lift};
 
 /// Arguments: x `[rows][cols]`, wg and wu `[inter][cols]`, ag `[rank][cols]`, bg `[inter][rank]`, au and bu alike,
 /// wd `[cols][inter]`, ad `[rank][inter]`, bd `[cols][rank]`, scratch f32 `[3][rows][rank]`, scratch of the tensors'
@@ -106,7 +106,9 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     } else {
         let wide: Vec<Vec<f64>> = tensors.iter().map(|v| lift(v)).collect();
         let sizes = Sizes { cols, inter, rank, io, scale };
-        Expected::float(io, whole(&lift(&x), &wide, &sizes), &whole(&x, &tensors, &sizes))
+        let (shaken, narrow) = (lift::<Shaken>(&x), tensors.iter().map(|v| lift(v)).collect::<Vec<_>>());
+        let draws = Shaken::draws(io, x.len(), || whole(&shaken, &narrow, &sizes));
+        Expected::drawn(io, whole(&lift(&x), &wide, &sizes), &whole(&x, &tensors, &sizes), &draws)
     };
     args.extend([Arg::Scratch(3 * rows * rank * 4), Arg::Scratch(rows * inter * io.bytes() as usize), Arg::Out(y)]);
     let attrs = Attrs::new().with("scale", scale);

@@ -13,7 +13,7 @@ use crate::gpu::decode::problem::{Built, angles, blurred, build, cache, caches_a
 pub use crate::gpu::decode::problem::{model, places};
 use crate::gpu::decode::reference::{CACHE, Given, Layer, Matrix, step_stored};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, OpCall, Problem, Shape};
-use crate::reference::Real;
+use crate::reference::{Real, Shaken};
 
 /// Shapes that prove the op: both classes, each form of layer, windows, one token and many, keys of several tiles.
 pub const SHAPES: &[&str] = &[
@@ -195,11 +195,17 @@ fn bounded(m: &Model, io: Dtype, given: &Given, tokens: &Tokens) -> Bounded {
             (plain, [-2e-7, 3e-7].map(|nudge| run::<f64>(m, &exact_given, tokens, nudge, &|x| x)).to_vec())
         }
     };
+    // Where nothing but the cache is of 16 bits, and no byte turns.
+    let draws = match io == Dtype::F16 || given.head.int8 {
+        true => Vec::new(),
+        false => Shaken::draws(Dtype::F32, m.vocab, || run::<Shaken>(m, &exact_given, tokens, 0.0, &|x| x)),
+    };
     let logits = match io {
         Dtype::F16 => logits_of_rounded_rows(&given.head, &exact, &plain.logits, &moved),
         _ => {
             let moved: Vec<&[f64]> = moved.iter().map(|g| &g.logits[..]).collect();
-            blurred(Dtype::F32, &exact.logits, &plain.logits, &moved)
+            let draws: Vec<Vec<Shaken>> = draws.iter().map(|g| g.logits.clone()).collect();
+            blurred(Dtype::F32, (&exact.logits, &plain.logits, &draws), &moved)
         }
     };
     let slot = |layer: usize, which: usize| {
@@ -208,7 +214,7 @@ fn bounded(m: &Model, io: Dtype, given: &Given, tokens: &Tokens) -> Bounded {
         let plain: Vec<f32> = plain.new.iter().flat_map(|token| token[layer][which].clone()).collect();
         let others: Vec<Vec<f64>> = moved.iter().map(all).collect();
         let others: Vec<&[f64]> = others.iter().map(|o| &o[..]).collect();
-        let whole = blurred(CACHE, &all(&exact), &plain, &others);
+        let whole = blurred(CACHE, (&all(&exact), &plain, &[]), &others);
         let token = move |i: usize| Expected {
             values: whole.values[i * wide..(i + 1) * wide].to_vec(),
             bounds: whole.bounds[i * wide..(i + 1) * wide].to_vec(),

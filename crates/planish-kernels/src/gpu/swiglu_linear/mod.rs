@@ -13,7 +13,7 @@ use crate::data::{self, Rng};
 use crate::gpu::text::{IO, KernelLaunch, Text, at_most, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
-use crate::reference::lift;
+use crate::reference::{Shaken, lift};
 
 /// Arguments: x `[rows][cols]`, wg and wu `[outs][cols]`, ag `[rank][cols]`, bg `[outs][rank]`, au and bu alike, scratch
 /// f32 `[2][rows][rank]`, h `[rows][outs]`; attribute `scale`; `rank=0` is without adapters.
@@ -192,7 +192,9 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     } else {
         let wide: Vec<Vec<f64>> = tensors.iter().map(|v| lift(v)).collect();
         let h64 = both(&lift(&x), &wide, dims, scale);
-        Expected::float(io, h64, &both(&x, &tensors, dims, scale))
+        let (shaken, narrow) = (lift::<Shaken>(&x), tensors.iter().map(|v| lift(v)).collect::<Vec<_>>());
+        let draws = Shaken::draws(io, h64.len(), || both(&shaken, &narrow, dims, scale));
+        Expected::drawn(io, h64, &both(&x, &tensors, dims, scale), &draws)
     };
     args.extend([Arg::Scratch(2 * rows * rank * 4), Arg::Out(h)]);
     let attrs = Attrs::new().with("scale", scale);
