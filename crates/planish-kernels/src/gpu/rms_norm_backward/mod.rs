@@ -6,7 +6,7 @@ use planish_device::Launch;
 use planish_tune::{Config, Rejection, Space};
 
 use crate::data::{self, Rng};
-use crate::gpu::expect::outputs;
+use crate::gpu::expect::outputs_of_sums;
 use crate::gpu::text::{IO, KernelLaunch, REDUCE, Text, check_io, ints, io, io_code, knob};
 use crate::gpu::{GpuOp, Tier};
 use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
@@ -95,10 +95,12 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let (bytes_x, bytes_dy) = (data::rounded(&mut x, io), data::rounded(&mut dy, io));
     let eps = f64::from(1e-5f32);
     let mut args = vec![Arg::In(bytes_x), Arg::In(data::bytes(&w)), Arg::In(bytes_dy)];
-    args.extend(outputs(fill, [(io, rows * cols), (Dtype::F32, cols)], || {
+    args.extend(outputs_of_sums(fill, [(io, rows * cols), (Dtype::F32, cols)], || {
+        let [x64, w64, dy64] = [&x, &w, &dy].map(|v| lift::<f64>(v));
         (
-            reference::rms_norm_backward::<f64>(&lift(&x), &lift(&w), &lift(&dy), eps),
+            reference::rms_norm_backward::<f64>(&x64, &w64, &dy64, eps),
             reference::rms_norm_backward::<f32>(&x, &w, &dy, eps),
+            reference::magnitudes(&x64, &w64, &dy64, eps),
         )
     }));
     args.push(Arg::Scratch(4 * rows * cols));

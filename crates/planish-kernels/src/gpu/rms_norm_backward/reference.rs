@@ -22,6 +22,23 @@ pub fn rms_norm_backward<T: Real>(x: &[T], w: &[T], dy: &[T], eps: f64) -> [Vec<
     [dx, dw]
 }
 
+/// The magnitudes of the terms that dx and dw are sums of: r |dy w| and r |n| mean(|dy w n|), and |dy n|.
+///
+/// Every way to dx ends in a difference of the first two, whose factors each carry some roundings: r and the mean those of a
+/// sum over the row, the others one each. So dx is known within some roundings of both terms together, however little of
+/// them is left: of one column, where n = x / sqrt(x^2 + eps) is nearly 1, only r dy w (1 - n^2) = dy w r eps / (x^2 + eps).
+pub fn magnitudes(x: &[f64], w: &[f64], dy: &[f64], eps: f64) -> [Vec<f64>; 2] {
+    let cols = w.len();
+    let (mut dx, mut dw) = (Vec::with_capacity(x.len()), vec![0.0; cols]);
+    for (x, dy) in x.chunks(cols).zip(dy.chunks(cols)) {
+        let r = (x.iter().map(|x| x * x).sum::<f64>() / cols as f64 + eps).sqrt().recip();
+        let pull = (0..cols).map(|c| (dy[c] * w[c] * x[c] * r).abs()).sum::<f64>() / cols as f64;
+        dx.extend((0..cols).map(|c| r * ((dy[c] * w[c]).abs() + (x[c] * r).abs() * pull)));
+        (0..cols).for_each(|c| dw[c] += (dy[c] * x[c] * r).abs());
+    }
+    [dx, dw]
+}
+
 #[cfg(test)]
 mod tests {
     use super::rms_norm_backward;
