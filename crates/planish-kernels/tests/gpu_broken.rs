@@ -88,7 +88,7 @@ impl Backend for Planted<'_> {
 }
 
 /// Op, shape, edit, and what the refusal must say.
-const FAULTS: [(&str, &str, Edit, &str); 21] = [
+const FAULTS: [(&str, &str, Edit, &str); 32] = [
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i < 0u)"), "coverage"),
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Groups(2), "coverage"),
     ("swiglu", "n=1031,gate=silu,type=f32", Edit::Text("if (i < p.n)", "if (i + 8u < p.n)"), "coverage"),
@@ -115,6 +115,27 @@ const FAULTS: [(&str, &str, Edit, &str); 21] = [
     ("cross_entropy", "tokens=2,vocab=33,softcap=0,smooth=1,reduction=mean,type=f16", IDLE, "non-finite"),
     ("cross_entropy", "tokens=2,vocab=33,softcap=0,smooth=1,reduction=mean,type=f16", RAGGED, "tolerance"),
     ("sample", "rows=9,vocab=13,history=27", SAMPLER_TAIL, "uninitialised"),
+    ("matvec_mlx", MLX, APART, "tolerance"),
+    ("matvec_mlx", MLX, HALF_WEIGHT, "tolerance"),
+    ("matvec_mlx", "bits=8,group=32,type=bf16,rows=4,cols=160", HALF_WEIGHT, "tolerance"),
+    (
+        "rms_norm_backward",
+        "rows=67,cols=1,type=f32",
+        Edit::Text("/ float(p.cols) + p.eps)", "/ float(p.cols))"),
+        "tolerance",
+    ),
+    ("rms_norm_backward", "rows=5,cols=1031,type=f32", Edit::Text("along * s /", "0.9999f * along * s /"), "tolerance"),
+    ("rms_norm_backward", "rows=5,cols=1031,type=f32", HALF_PULL, "tolerance"),
+    ("attention_backward", CAPPED, FLAT_SLOPE, "tolerance"),
+    ("cross_entropy_backward", "tokens=5,vocab=257,softcap=1,smooth=1,reduction=sum,type=f32", BENT_SLOPE, "tolerance"),
+    ("linear_cross_entropy_dh", DH, Edit::Text("* exp(c - lse) -", "* float(half(exp(c - lse))) -"), "tolerance"),
+    (
+        "gdn_recurrent",
+        GDN,
+        Edit::Text("const float x = alpha * state", "const float x = float(half(alpha)) * state"),
+        "tolerance",
+    ),
+    ("swiglu_linear", "cols=524,outs=5,rank=0,rows=1,type=f32", HALF_GATE, "tolerance"),
 ];
 
 const GEMM: &str = "m=300,n=37,k=12,layout=nn,out=f32,type=f32";
@@ -141,6 +162,35 @@ const IDLE: Edit = Edit::Texts([
 const RAGGED: Edit = Edit::Text("if (v < n) all += c[e];", "if (v + 1u < n) all += c[e];");
 const SAMPLER_TAIL: Edit =
     Edit::Text("simd_max(LANE < simds ? as_float(scratch[LANE]) : -INF)", "simd_max(as_float(scratch[LANE]))");
+
+/// The dot of a group as scale sum(q x) + offset sum(x), which cancel where a large x meets a small weight.
+const MLX: &str = "bits=8,group=32,type=bf16,rows=900,cols=160";
+const APART: Edit = Edit::Texts([
+    (
+        "const float scale = float(scales[group]), offset = float(offsets[group]);",
+        "const float scale = float(scales[group]);",
+    ),
+    (
+        "dot(mlx_quad(unit, 0, scale, offset), a) + dot(mlx_quad(unit, 4, scale, offset), b);",
+        "dot(mlx_quad(unit, 0, scale, 0.0f), a) + dot(mlx_quad(unit, 4, scale, 0.0f), b) + \
+         float(offsets[group]) * (a.x + a.y + a.z + a.w + (b.x + b.y + b.z + b.w));",
+    ),
+]);
+const HALF_WEIGHT: Edit = Edit::Text(
+    "return fma(code, scale * as_float((127u - up) << 23), offset);",
+    "return float(half(fma(code, scale * as_float((127u - up) << 23), offset)));",
+);
+const HALF_PULL: Edit =
+    Edit::Text("along += v * float(dy[at + c]) * w[c];", "along = float(half(along + v * float(dy[at + c]) * w[c]));");
+const CAPPED: &str =
+    "causal=1,head_dim=64,heads=2,keys=131,kv_heads=2,queries=67,sequences=1,softcap=1,type=f32,window=0";
+/// The slope of a cap as 1 - tanh^2, of which nothing is left where tanh is nearly 1.
+const FLAT_SLOPE: Edit =
+    Edit::Text("return 4.0f * e / ((1.0f + e) * (1.0f + e));", "return 1.0f - tanh(x) * tanh(x) + 0.0f * e;");
+const BENT_SLOPE: Edit = Edit::Text("return 4.0f * e /", "return 4.0004f * e /");
+const DH: &str = "tokens=3,hidden=9,vocab=1063,bias=0,softcap=0,smooth=0,reduction=mean,type=f32";
+const GDN: &str = "batch=1,heads=2,init=1,key_dim=24,key_heads=1,mask=1,steps=65,type=f32,value_dim=7";
+const HALF_GATE: Edit = Edit::Text("float a = simd_sum(gate[t])", "float a = float(half(simd_sum(gate[t])))");
 
 const LOST_BARRIER: Edit = Edit::Text("TG_BARRIER();                      // every partial is written", "//");
 const EARLY_RETURN: Edit = Edit::Text("float sum = 0.0f;", "float sum = 0.0f; if (TID >= p.cols / 8) return;");

@@ -5,6 +5,7 @@
 mod admitted;
 mod fused;
 mod page;
+mod seeds;
 #[path = "../support/mod.rs"]
 mod support;
 mod walk;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use planish_device::Host;
 use planish_device::host::Mode;
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::{self, tier, tier::Proof};
+use planish_kernels::gpu::{self, GpuOp, tier, tier::Proof};
 use planish_kernels::op::Machine;
 use support::tell;
 
@@ -26,35 +27,40 @@ fn host(mode: Mode) -> Option<Host> {
     support::host(mode).map_err(skipped).ok()
 }
 
-/// Proves every op, some at a time; what was found, by op.
-fn prove_all(host: &Host, mode: Mode, depth: tier::Depth) -> Vec<(&'static str, Proof)> {
+/// Does `work` on every op that is asked for, some at a time.
+fn on_all<T: Send>(work: impl Fn(&'static GpuOp) -> T + Sync) -> Vec<T> {
     let wanted = std::env::var("PLANISH_OP").unwrap_or_default();
     let ops: Vec<_> = gpu::OPS.iter().filter(|o| wanted.is_empty() || o.op.name == wanted).collect();
     assert!(!ops.is_empty(), "no op is called {wanted}");
-    let (next, proofs) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let some = || {
         while let Some(op) = ops.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let proof = tier::prove(op, &Machine { backend: host, isa: Isa::Portable }, depth);
-            let (name, time) = (op.op.name, proof.time.as_secs_f64());
-            println!(
-                "{name:24} {:4} runs {:3} configs worst {:.2} {time:6.2} s",
-                proof.passed, proof.configs, proof.worst
-            );
-            proofs.lock().expect("no thread panicked").push((name, proof));
+            let one = work(op);
+            done.lock().expect("no thread panicked").push(one);
         }
     };
     std::thread::scope(|s| {
         for _ in 0..std::thread::available_parallelism().map_or(2, usize::from).min(8) {
-            s.spawn(work);
+            s.spawn(some);
         }
     });
-    let proofs = proofs.into_inner().expect("no thread panicked");
+    done.into_inner().expect("no thread panicked")
+}
+
+/// Proves every op; what was found, by op.
+fn prove_all(host: &Host, mode: Mode, depth: tier::Depth) -> Vec<(&'static str, Proof)> {
+    let proofs = on_all(|op| {
+        let proof = tier::prove(op, &Machine { backend: host, isa: Isa::Portable }, depth);
+        let (name, time) = (op.op.name, proof.time.as_secs_f64());
+        println!("{name:24} {:4} runs {:3} configs worst {:.2} {time:6.2} s", proof.passed, proof.configs, proof.worst);
+        (name, proof)
+    });
     let all = |p: &Proof| [&p.refused[..], &p.other_bits].concat();
     let refused = proofs.iter().flat_map(|(name, p)| all(p).into_iter().map(move |r| format!("{name} {r}")));
     let refused: Vec<String> = refused.collect();
     assert!(refused.is_empty(), "{} refused:\n{}", refused.len(), refused.join("\n"));
     let passed: usize = proofs.iter().map(|(_, p)| p.passed).sum();
-    tell(&format!("tier: host executor, {}: ran: {} ops, {passed} runs", mode.name(), ops.len()));
+    tell(&format!("tier: host executor, {}: ran: {} ops, {passed} runs", mode.name(), proofs.len()));
     proofs
 }
 
@@ -72,6 +78,13 @@ fn every_op_at_the_corners_of_its_space_as_docs_say() {
     }
     let Ok(kept) = std::fs::read_to_string(&path) else { return };
     assert_eq!(page::fixed(&kept), page::fixed(&made), "docs/ops.md is old; PLANISH_BLESS=1 makes it anew");
+}
+
+#[test]
+fn every_default_at_several_seeds() {
+    let Some(host) = host(Mode::Checked) else { return };
+    let refused = on_all(|op| seeds::refusals(op, &host)).concat();
+    assert!(refused.is_empty(), "{} refused:\n{}", refused.len(), refused.join("\n"));
 }
 
 #[test]
