@@ -70,6 +70,12 @@ impl Additive {
         (sums, all)
     }
 
+    /// Places of the values that together are expected to be fastest, each the first of its equals.
+    pub fn best(&self) -> Vec<usize> {
+        let least = |e: &Vec<f64>| (0..e.len()).min_by(|&a, &b| e[a].total_cmp(&e[b])).unwrap_or(0);
+        self.effects.iter().map(least).collect()
+    }
+
     /// The log ratio to the default that is expected of the candidate with values at these positions.
     pub fn predict(&self, at: &[usize]) -> f64 {
         self.base + self.effects.iter().zip(at).map(|(e, v)| e[*v]).sum::<f64>()

@@ -93,8 +93,11 @@ pub struct Final {
 /// How many candidates went where.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Combinations of parameter values.
+    /// Combinations of parameter values that were looked at.
     pub candidates: usize,
+    /// Combinations beside those: a space too large to look at each is sampled. Zero, too, in older records.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unlisted: u64,
     /// Passed the gate, the default included.
     pub admitted: usize,
     /// Timed, the default included.
@@ -105,6 +108,10 @@ pub struct Counts {
     pub untried: usize,
     /// Refused, by kind; candidates that were merely slow are in `dropped`.
     pub rejected: BTreeMap<String, usize>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl Counts {
@@ -132,7 +139,7 @@ pub struct Outcome {
     pub ranking: Vec<Ranked>,
     /// The paired comparisons behind the verdict.
     pub finals: Vec<Final>,
-    /// Refused candidates with the reason.
+    /// Refused candidates with the reason. Of a large space, those that a constraint forbids are only counted.
     pub rejected: Vec<(Config, Rejection)>,
     /// Roofline floor per point in nanoseconds; `None` when unknown or refuted by the default.
     pub floor_ns: Vec<Option<f64>>,
@@ -187,6 +194,10 @@ impl Outcome {
         let untried =
             if self.counts.untried > 0 { format!(", {} untried", self.counts.untried) } else { String::new() };
         let partial = if self.partial { "; stopped early" } else { "" };
-        format!("{name}: {verdict}{roof}; {} configs, {refused}{untried}{partial}", self.counts.candidates)
+        let listed = match (self.counts.candidates, self.counts.unlisted) {
+            (all, 0) => format!("{all} configs"),
+            (some, others) => format!("{some} configs sampled of {}", others.saturating_add(some as u64)),
+        };
+        format!("{name}: {verdict}{roof}; {listed}, {refused}{untried}{partial}")
     }
 }

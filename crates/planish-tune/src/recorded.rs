@@ -17,11 +17,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::{Config, Value};
+use crate::entry::State;
 use crate::error::Error;
 use crate::measure::{Bench, Halt, Task};
 use crate::outcome::{Outcome, Times};
 use crate::scripted::{Candidate, Fault, Machine, Noise, Script};
-use crate::search::{Search, State, open};
+use crate::search::{Search, open};
 use crate::space::Space;
 use crate::stats::median;
 use crate::store::Key;
@@ -324,7 +325,14 @@ fn parse_row(line: &str, header: &Header) -> Result<(Config, Found), String> {
 /// Errors when the budget or a request ends it early, or the machine drifts too much: half a space would mislead.
 pub fn record(subject: &mut dyn Subject, task: Task<'_>, about: About, rounds: usize) -> Result<Recorded, Error> {
     let space = subject.space().clone();
+    if let Some(constraint) = space.violated(&space.default) {
+        return Err(Error::new(format!("the default config ({}) violates its own space: {constraint}", space.default)));
+    }
     let mut search = Search::list(&space, subject.points().len()).with_default();
+    if !search.names_all() {
+        let message = format!("a space of {} combinations is too large to record whole", space.size());
+        return Err(Error::new(message));
+    }
     let (mut bench, cost) = open(subject, task, &search)?;
     search.admit_cost = cost;
     let all: Vec<usize> = (0..search.entries.len()).collect();
@@ -339,13 +347,14 @@ pub fn record(subject: &mut dyn Subject, task: Task<'_>, about: About, rounds: u
     })?;
     let level: Vec<f64> = bench.anchors_ns.iter().map(|a| median(a).expect("anchors were timed")).collect();
     let mut rows: Vec<(Config, Found)> = Vec::new();
-    for e in search.entries.iter().filter(|e| e.state == State::Live) {
+    for (i, e) in search.entries.iter().enumerate().filter(|(_, e)| e.state == State::Live) {
+        let config = search.config(i);
         if e.rounds() < rounds {
-            let message = format!("({}) has {} of {rounds} timings: the machine drifts too much", e.config, e.rounds());
+            let message = format!("({config}) has {} of {rounds} timings: the machine drifts too much", e.rounds());
             return Err(Error::new(message).hint("record when nothing else runs"));
         }
         let times = e.rel.iter().zip(&level).map(|(rel, level)| rel[..rounds].iter().map(|r| r * level).collect());
-        rows.push((e.config.clone(), Found::Times(times.collect())));
+        rows.push((config, Found::Times(times.collect())));
     }
     if rows.first().is_none_or(|(c, _)| *c != space.default) {
         return Err(Error::new(format!("the default config ({}) could not be timed", space.default)));

@@ -3,17 +3,19 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::config::{Config, Value};
+use crate::config::Config;
 use crate::distort::Distorted;
+use crate::entry::{Entry, State, harsh, kind, middle};
 use crate::error::Error;
 use crate::event::{Event, Resume};
 use crate::finals::{Finalist, Judged, judge};
 use crate::guard::Tuning;
+use crate::listing::{Listed, Scale, number_at, places};
 use crate::measure::{Bench, Halt, Miss, Task, default_failed};
 use crate::model::Axis;
 use crate::outcome::{Counts, Outcome, Ranked, Times, Verdict};
 use crate::policy::Timings;
-use crate::space::{Param, Space};
+use crate::space::Space;
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Rejection, Subject};
 
@@ -51,9 +53,9 @@ fn tune_by_time(subject: &mut dyn Subject, task: Task<'_>) -> Result<Outcome, Er
     let mut search = Search::list(subject.space(), subject.points().len());
     let (mut bench, cost) = open(subject, task, &search)?;
     search.admit_cost = cost;
-    search.order_by_risk(&*bench.subject);
     let resume = std::mem::take(&mut bench.task.resume);
     search.take_in(&resume);
+    search.order_by_risk(&*bench.subject);
     let judged = run(&mut bench, &mut search, &resume)?;
     let outcome = search.outcome(bench, judged);
     Ok(outcome)
@@ -185,86 +187,19 @@ fn take_in_pairs(finalists: &mut [Finalist], resume: &Resume) {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Untried,
-    Live,
-    Dropped,
-    Refused,
-}
-
-/// A legal candidate other than the default.
-pub(crate) struct Entry {
-    pub config: Config,
-    /// Positions of its values on the axes.
-    pub at: Vec<usize>,
-    pub state: State,
-    pub risk: u32,
-    admitted: Option<Admitted>,
-    /// Raw times per point.
-    pub ns: Vec<Vec<f64>>,
-    /// Times over the default's at the surrounding anchors, per point.
-    pub rel: Vec<Vec<f64>>,
-}
-
-impl Entry {
-    fn new(config: Config, space: &Space, points: usize) -> Self {
-        let (at, empty) = (positions(space, &config), vec![Vec::new(); points]);
-        Entry { config, at, state: State::Untried, risk: 0, admitted: None, ns: empty.clone(), rel: empty }
-    }
-
-    pub fn rounds(&self) -> usize {
-        self.rel.iter().map(Vec::len).min().unwrap_or(0)
-    }
-
-    /// One number per point by `pick`, then their geometric mean; `None` before the first round.
-    fn over_points(&self, pick: impl Fn(&[f64]) -> f64) -> Option<f64> {
-        (self.rounds() > 0).then(|| (self.rel.iter().map(|r| pick(r).ln()).sum::<f64>() / self.rel.len() as f64).exp())
-    }
-
-    /// Estimated time over the default's.
-    pub fn estimate(&self) -> Option<f64> {
-        self.over_points(middle)
-    }
-
-    /// The estimate that is kindest to the candidate while it has few samples.
-    fn optimistic(&self) -> Option<f64> {
-        self.over_points(kind)
-    }
-
-    /// The estimate that is harshest to the candidate while it has few samples.
-    fn pessimistic(&self) -> Option<f64> {
-        self.over_points(harsh)
-    }
-
-    /// Time over the default's at the point where that is largest.
-    fn worst_point(&self, pick: impl Fn(&[f64]) -> f64) -> f64 {
-        self.rel.iter().filter(|r| !r.is_empty()).map(|r| pick(r)).fold(0.0, f64::max)
-    }
-}
-
-fn middle(r: &[f64]) -> f64 {
-    median(r).expect("a timed point has samples")
-}
-
-fn kind(r: &[f64]) -> f64 {
-    if r.len() < 4 { r.iter().copied().fold(f64::INFINITY, f64::min) } else { middle(r) }
-}
-
-fn harsh(r: &[f64]) -> f64 {
-    if r.len() < 4 { r.iter().copied().fold(0.0, f64::max) } else { middle(r) }
-}
-
 pub(crate) struct Search {
     space: Space,
-    /// How the values of each parameter lie, and how many there are.
-    pub axes: Vec<(Axis, usize)>,
-    /// The default's values on the axes.
+    points: usize,
+    /// How the values of each parameter lie.
+    pub scales: Vec<Scale>,
+    /// The default's values on them.
     pub default_at: Vec<usize>,
-    /// In the order of `Space::candidates`: the fixed order that ties go by.
+    /// In the order of `Space::candidates`: the fixed order that ties go by; what a sample grew by is behind.
     pub entries: Vec<Entry>,
     /// Positions in `entries`, least risky first, then nearest to the default.
     order: Vec<usize>,
+    /// Whether the entries are a sample of the legal candidates.
+    pub sampled: bool,
     pub rejected: Vec<(Config, Rejection)>,
     counts: Counts,
     pub admit_cost: Duration,
@@ -272,31 +207,102 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// Lists the space and prunes it by named constraints.
+    /// Lists the space, or a sample of a huge one, and prunes it by named constraints.
     pub fn list(space: &Space, points: usize) -> Self {
-        let all = space.candidates();
-        let counts = Counts { candidates: all.len(), ..Counts::default() };
-        let mut rejected = Vec::new();
-        let mut entries = Vec::new();
-        for config in all.into_iter().skip(1) {
-            match space.violated(&config) {
-                Some(name) => rejected.push((config, Rejection::Constraint(name))),
-                None => entries.push(Entry::new(config, space, points)),
-            }
+        let listed = Listed::of(space);
+        let candidates = 1 + listed.legal.len() + listed.forbidden_count;
+        let unlisted = space.size().saturating_sub(candidates as u128);
+        let unlisted = if listed.sampled { u64::try_from(unlisted).unwrap_or(u64::MAX) } else { 0 };
+        let mut counts = Counts { candidates, unlisted, ..Counts::default() };
+        if listed.forbidden.len() < listed.forbidden_count {
+            counts.rejected.insert("constraint".to_owned(), listed.forbidden_count);
         }
-        let (space, order) = (space.clone(), (0..entries.len()).collect());
-        let axes = space.params.iter().map(|p| (axis(p), p.values.len())).collect();
-        let default_at = positions(&space, &space.default);
-        let admit_cost = Duration::ZERO;
-        Search { space, axes, default_at, entries, order, rejected, counts, admit_cost, finished: false }
+        let rejected = listed.forbidden.into_iter().map(|(config, name)| (config, Rejection::Constraint(name)));
+        let entries: Vec<Entry> = listed.legal.into_iter().map(Entry::new).collect();
+        let scales: Vec<Scale> = space.params.iter().map(Scale::of).collect();
+        let number = space.number(&space.default).expect("the default is a combination of its space's values");
+        Search {
+            space: space.clone(),
+            points,
+            default_at: places(&scales, number),
+            scales,
+            order: (0..entries.len()).collect(),
+            entries,
+            sampled: listed.sampled,
+            rejected: rejected.collect(),
+            counts,
+            admit_cost: Duration::ZERO,
+            finished: false,
+        }
     }
 
     /// Makes the default a candidate like the others, the first of them.
     pub fn with_default(mut self) -> Self {
-        let points = self.entries.first().map_or(1, |e| e.ns.len());
-        self.entries.insert(0, Entry::new(self.space.default.clone(), &self.space, points));
+        self.entries.insert(0, Entry::new(number_at(&self.scales, &self.default_at)));
         self.order = (0..self.entries.len()).collect();
         self
+    }
+
+    /// Whether every combination is an entry, or among the rejected with the constraint that forbids it.
+    pub fn names_all(&self) -> bool {
+        !self.sampled && self.counts.rejected.is_empty()
+    }
+
+    pub fn config(&self, i: usize) -> Config {
+        self.space.combination(self.entries[i].number)
+    }
+
+    /// Places of the entry's values on the scales.
+    pub fn at(&self, i: usize) -> Vec<usize> {
+        places(&self.scales, self.entries[i].number)
+    }
+
+    /// The entry of `config`.
+    fn entry(&self, config: &Config) -> Option<usize> {
+        let number = self.space.number(config)?;
+        self.entries.iter().position(|e| e.number == number)
+    }
+
+    /// The entry of `config`, which a sample grows by where it is legal.
+    fn entry_or_more(&mut self, config: &Config) -> Option<usize> {
+        let known = self.entry(config);
+        if known.is_some() || !self.sampled || *config == self.space.default || self.space.violated(config).is_some() {
+            return known;
+        }
+        self.entries.push(Entry::new(self.space.number(config)?));
+        self.counts.candidates += 1;
+        self.counts.unlisted = self.counts.unlisted.saturating_sub(1);
+        Some(self.entries.len() - 1)
+    }
+
+    /// Lets a sample grow by the combinations at `centers` and their neighbours, where those are legal.
+    pub fn grow(&mut self, subject: &dyn Subject, centers: &[Vec<usize>]) {
+        let before = self.entries.len();
+        for center in centers {
+            for at in self.around(center) {
+                self.entry_or_more(&self.space.combination(number_at(&self.scales, &at)));
+            }
+        }
+        for i in before..self.entries.len() {
+            self.entries[i].risk = subject.risk(&self.config(i));
+        }
+        if self.entries.len() > before {
+            self.sort();
+        }
+    }
+
+    /// `center`, and whatever differs from it in one value, by one rank where it is a size.
+    fn around(&self, center: &[usize]) -> Vec<Vec<usize>> {
+        let mut all = vec![center.to_vec()];
+        for (p, scale) in self.scales.iter().enumerate() {
+            let near = |at: &usize| *at != center[p] && (scale.axis == Axis::Names || at.abs_diff(center[p]) == 1);
+            for place in (0..scale.len()).filter(near) {
+                let mut at = center.to_vec();
+                at[p] = place;
+                all.push(at);
+            }
+        }
+        all
     }
 
     /// Tells when the whole run will end, about: as many candidates as are planned, each with half of the rounds, and
@@ -313,23 +319,30 @@ impl Search {
 
     /// Legal configurations, the default included.
     pub fn legal(&self) -> usize {
-        self.entries.len() + usize::from(self.entries.first().is_none_or(|e| e.config != self.space.default))
+        let default = number_at(&self.scales, &self.default_at);
+        self.entries.len() + usize::from(self.entries.first().is_none_or(|e| e.number != default))
     }
 
     fn order_by_risk(&mut self, subject: &dyn Subject) {
-        for e in &mut self.entries {
-            e.risk = subject.risk(&e.config);
+        for i in 0..self.entries.len() {
+            self.entries[i].risk = subject.risk(&self.config(i));
         }
+        self.sort();
+    }
+
+    fn sort(&mut self) {
         let steps = |at: &[usize]| at.iter().zip(&self.default_at).map(|(a, b)| a.abs_diff(*b)).collect::<Vec<_>>();
         let far = |at: &[usize]| (steps(at).iter().filter(|d| **d > 0).count(), steps(at).iter().sum::<usize>());
-        let keys: Vec<_> = self.entries.iter().map(|e| (e.risk, far(&e.at))).collect();
+        let keys: Vec<_> = (0..self.entries.len()).map(|i| (self.entries[i].risk, far(&self.at(i)))).collect();
+        self.order = (0..keys.len()).collect();
         self.order.sort_by_key(|&i| (keys[i], i));
     }
 
     /// Takes in what an earlier run knows.
     fn take_in(&mut self, resume: &Resume) {
         for (config, rejection) in &resume.rejected {
-            if let Some(e) = self.entries.iter_mut().find(|e| e.config == *config && e.state == State::Untried) {
+            let place = self.entry_or_more(config).filter(|&i| self.entries[i].state == State::Untried);
+            if let Some(e) = place.map(|i| &mut self.entries[i]) {
                 let slow = matches!(rejection, Rejection::Slow(_));
                 e.state = if slow { State::Dropped } else { State::Refused };
                 self.rejected.push((config.clone(), rejection.clone()));
@@ -338,14 +351,21 @@ impl Search {
         for (config, point, ns, ratio) in &resume.measured {
             let p = point.0 as usize;
             let usable = ns.is_finite() && *ns > 0.0 && ratio.is_finite() && *ratio > 0.0;
-            if let Some(e) = self.entries.iter_mut().find(|e| e.config == *config && p < e.ns.len() && usable) {
-                e.ns[p].push(*ns);
-                e.rel[p].push(*ratio);
+            if let Some(i) = self.entry_or_more(config).filter(|_| p < self.points && usable) {
+                self.push(i, p, (*ns, *ratio));
             }
         }
         for e in self.entries.iter_mut().filter(|e| e.state == State::Untried && e.rounds() > 0) {
             e.state = State::Live;
         }
+    }
+
+    /// Notes a time of entry `i` at point `p`, and the same over the default's.
+    fn push(&mut self, i: usize, p: usize, (ns, ratio): (f64, f64)) {
+        let e = &mut self.entries[i];
+        e.make_room(self.points);
+        e.ns[p].push(ns);
+        e.rel[p].push(ratio);
     }
 
     /// The rest of the rounds for those still in.
@@ -403,18 +423,19 @@ impl Search {
             return Ok(admitted.clone());
         }
         let before = bench.task.budget.spent();
-        let admitted = bench.admit(&self.entries[i].config, self.admit_cost + reserve)?;
+        let config = self.config(i);
+        let admitted = bench.admit(&config, self.admit_cost + reserve)?;
         self.admit_cost = self.admit_cost.max(bench.task.budget.spent() - before);
-        assert_eq!(*admitted.config(), self.entries[i].config, "admit must answer for the config it was asked about");
+        assert_eq!(*admitted.config(), config, "admit must answer for the config it was asked about");
         self.entries[i].admitted = Some(admitted.clone());
         Ok(admitted)
     }
 
     fn refuse(&mut self, bench: &mut Bench<'_, '_>, i: usize, rejection: Rejection) {
-        let e = &mut self.entries[i];
+        let (config, e) = (self.config(i), &mut self.entries[i]);
         e.state = if matches!(rejection, Rejection::Slow(_)) { State::Dropped } else { State::Refused };
-        self.rejected.push((e.config.clone(), rejection.clone()));
-        bench.emit(&Event::Rejected { config: e.config.clone(), rejection });
+        self.rejected.push((config.clone(), rejection.clone()));
+        bench.emit(&Event::Rejected { config, rejection });
     }
 
     /// Stops where so many candidates are wrong that it is rather the reference, or the default that it agrees with.
@@ -452,6 +473,7 @@ impl Search {
 
     /// Times `ids` once each between two anchors; taken back and repeated while the anchors say the machine drifted.
     fn block(&mut self, bench: &mut Bench<'_, '_>, ids: &[usize]) -> Result<(), Halt> {
+        ids.iter().for_each(|&i| self.entries[i].make_room(self.points));
         for attempt in 0..=bench.task.policy.drift_retries {
             let before = bench.anchor()?;
             let marks: Vec<Vec<usize>> = ids.iter().map(|&i| self.lengths(i)).collect();
@@ -510,8 +532,7 @@ impl Search {
             sample = again;
         }
         let ratio = sample.ns / base;
-        self.entries[i].ns[p].push(sample.ns);
-        self.entries[i].rel[p].push(ratio);
+        self.push(i, p, (sample.ns, ratio));
         let config = admitted.config().clone();
         bench.emit(&Event::Measured { config, point: bench.points[p], ns: sample.ns, reps: sample.reps, ratio });
         Ok(())
@@ -591,7 +612,7 @@ impl Search {
 
     /// The finalists of an earlier run, when its search had ended and they are all still in.
     fn finalists_of(&self, resume: &Resume) -> Option<Vec<usize>> {
-        let of = |c: &Config| self.entries.iter().position(|e| e.config == *c && e.state == State::Live);
+        let of = |c: &Config| self.entry(c).filter(|&i| self.entries[i].state == State::Live);
         let mut picks = resume.finalists.iter().map(of).collect::<Option<Vec<usize>>>()?;
         picks.sort_unstable();
         (resume.searched && !picks.is_empty()).then_some(picks)
@@ -654,7 +675,7 @@ impl Search {
     }
 
     fn back_from_finals(&mut self, f: Finalist) {
-        let Some(e) = self.entries.iter_mut().find(|e| e.config == *f.admitted.config()) else { return };
+        let Some(e) = self.entry(f.admitted.config()).map(|i| &mut self.entries[i]) else { return };
         for (mine, theirs) in e.ns.iter_mut().zip(&f.ns) {
             mine.extend_from_slice(theirs);
         }
@@ -663,7 +684,7 @@ impl Search {
         }
         if let Some(rejection) = f.refused {
             e.state = State::Refused;
-            self.rejected.push((e.config.clone(), rejection));
+            self.rejected.push((f.admitted.config().clone(), rejection));
         }
     }
 
@@ -706,11 +727,11 @@ impl Search {
             let error_over_bound = Some(default.error_over_bound());
             ranking.push(Ranked { config: default.config().clone(), speedup: 1.0, times, error_over_bound });
         }
-        for e in &self.entries {
+        for (i, e) in self.entries.iter().enumerate() {
             if let Some(estimate) = e.estimate() {
                 let times = e.ns.iter().zip(&e.rel).map(|(ns, rel)| times(ns, rel)).collect();
                 let error_over_bound = e.admitted.as_ref().map(Admitted::error_over_bound);
-                let (config, speedup) = (e.config.clone(), 1.0 / estimate);
+                let (config, speedup) = (self.config(i), 1.0 / estimate);
                 ranking.push(Ranked { config, speedup, times, error_over_bound });
             }
         }
@@ -722,21 +743,4 @@ impl Search {
 fn times(ns: &[f64], rel: &[f64]) -> Times {
     let (median_ns, spread_ns) = (median(ns).unwrap_or(0.0), spread(ns).unwrap_or(0.0));
     Times { samples_ns: ns.to_vec(), median_ns, spread_ns, speedups: rel.iter().map(|r| 1.0 / r).collect() }
-}
-
-/// How the values of a parameter lie.
-fn axis(param: &Param) -> Axis {
-    if param.values.iter().all(|v| matches!(v, Value::Int(_))) { Axis::Sizes } else { Axis::Names }
-}
-
-/// Positions of the config's values: sizes by rank, names in the order of the parameter.
-fn positions(space: &Space, config: &Config) -> Vec<usize> {
-    let of = |p: &Param| {
-        let mine = config.get(p.name);
-        match axis(p) {
-            Axis::Sizes => p.values.iter().filter(|v| Some(*v) < mine).count(),
-            Axis::Names => p.values.iter().position(|v| Some(v) == mine).unwrap_or(0),
-        }
-    };
-    space.params.iter().map(of).collect()
 }

@@ -62,19 +62,36 @@ impl Space {
         self.each().collect()
     }
 
+    /// Combinations of values.
+    pub fn size(&self) -> u128 {
+        self.params.iter().fold(1, |all, p| all.saturating_mul(p.values.len() as u128))
+    }
+
     /// The same one by one: a space may have millions.
     pub fn each(&self) -> impl DoubleEndedIterator<Item = Config> {
-        let all: usize = self.params.iter().map(|p| p.values.len()).product();
-        let others = (0..all).map(|i| self.combination(i)).filter(|c| *c != self.default);
+        let others = (0..self.size()).map(|i| self.combination(i)).filter(|c| *c != self.default);
         std::iter::once(self.default.clone()).chain(others)
     }
 
-    /// Combination `i` in parameter order, the last parameter counting fastest.
-    fn combination(&self, mut i: usize) -> Config {
+    /// Combination `number` in parameter order, the last parameter counting fastest.
+    pub(crate) fn combination(&self, mut number: u128) -> Config {
         self.params.iter().rev().fold(Config::new(), |config, p| {
-            let value = p.values[i % p.values.len()].clone();
-            i /= p.values.len();
+            let n = p.values.len() as u128;
+            let value = p.values[(number % n) as usize].clone();
+            number /= n;
             config.with(p.name, value)
+        })
+    }
+
+    /// Which combination `config` is, if one.
+    pub(crate) fn number(&self, config: &Config) -> Option<u128> {
+        if config.len() != self.params.len() {
+            return None;
+        }
+        self.params.iter().try_fold(0, |number, p| {
+            let value = config.get(p.name)?;
+            let digit = p.values.iter().position(|v| v == value)?;
+            Some(number * p.values.len() as u128 + digit as u128)
         })
     }
 

@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
+use crate::entry::State;
 use crate::measure::{Bench, Halt};
 use crate::model::{Additive, Axis};
 use crate::policy::Policy;
-use crate::search::{Search, State};
+use crate::search::Search;
 
 /// Most candidates in a wave.
 const WAVE_MAX: usize = 32;
@@ -29,10 +30,8 @@ impl Search {
         let policy = bench.task.policy.clone();
         // What an earlier run measured is brought to two rounds before it decides where to look.
         self.compare(bench)?;
-        let mut risks: Vec<u32> = self.entries.iter().map(|e| e.risk).collect();
-        risks.sort_unstable();
-        risks.dedup();
-        for risk in risks {
+        let mut next = self.entries.iter().map(|e| e.risk).min();
+        while let Some(risk) = next {
             let (mut stale, mut best) = (0, self.best().map_or(1.0, |(estimate, _)| estimate));
             let mut wave = self.first_wave(&policy, risk);
             while !wave.is_empty() && !self.is_enough(&policy, stale) {
@@ -53,8 +52,15 @@ impl Search {
                     false => stale + usize::from(!nobody),
                 };
                 best = best.min(now);
+                if self.sampled {
+                    let model = self.model();
+                    let centers =
+                        [self.best().map_or_else(|| self.default_at.clone(), |(_, i)| self.at(i)), model.best()];
+                    self.grow(&*bench.subject, &centers);
+                }
                 wave = self.next_wave(&policy, risk);
             }
+            next = self.entries.iter().map(|e| e.risk).filter(|r| *r > risk).min();
         }
         Ok(())
     }
@@ -68,7 +74,7 @@ impl Search {
             if left < longest {
                 return Ok(true);
             }
-            let configs: Vec<_> = part.iter().map(|&i| self.entries[i].config.clone()).collect();
+            let configs: Vec<_> = part.iter().map(|&i| self.config(i)).collect();
             bench.subject.prepare(&configs);
             longest = longest.max(left.saturating_sub(bench.task.budget.left()));
             if self.admit_all(bench, part)? {
@@ -133,10 +139,10 @@ impl Search {
 
     /// Whether a candidate differs from the default in one value: any name, or a size one rank away, the least or the most.
     fn is_ray(&self, i: usize) -> bool {
-        let at = &self.entries[i].at;
+        let at = self.at(i);
         let mut changed = (0..at.len()).filter(|p| at[*p] != self.default_at[*p]);
         let (Some(p), None) = (changed.next(), changed.next()) else { return false };
-        let (axis, values) = self.axes[p];
+        let (axis, values) = (self.scales[p].axis, self.scales[p].len());
         let steps = at[p].abs_diff(self.default_at[p]);
         axis == Axis::Names || steps == 1 || at[p] == 0 || at[p] + 1 == values
     }
@@ -148,18 +154,15 @@ impl Search {
             return pool;
         }
         let (best, center) = match self.best() {
-            Some((estimate, i)) => (estimate.ln(), &self.entries[i].at),
-            None => (0.0, &self.default_at),
+            Some((estimate, i)) => (estimate.ln(), self.at(i)),
+            None => (0.0, self.default_at.clone()),
         };
-        let timed = self.entries.iter().filter_map(|e| Some((&e.at[..], e.estimate()?.ln())));
-        let tried: Vec<(&[usize], f64)> = std::iter::once((&self.default_at[..], 0.0)).chain(timed).collect();
-        let model = Additive::fit(&self.axes, &tried);
-        let mut hopeful: Vec<(f64, usize)> =
-            pool.into_iter().map(|i| (model.predict(&self.entries[i].at), i)).collect();
+        let model = self.model();
+        let mut hopeful: Vec<(f64, usize)> = pool.into_iter().map(|i| (model.predict(&self.at(i)), i)).collect();
         hopeful.retain(|(expected, _)| *expected <= best + policy.drop_gap.ln_1p());
         hopeful.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let size = (self.legal() / WAVE_PART).clamp(WAVE_MIN, WAVE_MAX);
-        let near = hopeful.iter().filter(|(_, i)| self.are_neighbours(&self.entries[*i].at, center));
+        let near = hopeful.iter().filter(|(_, i)| self.are_neighbours(&self.at(*i), &center));
         let mut wave: Vec<usize> = near.map(|(_, i)| *i).take(size.div_ceil(2)).collect();
         for (_, i) in hopeful {
             if wave.len() < size && !wave.contains(&i) {
@@ -169,9 +172,19 @@ impl Search {
         wave
     }
 
+    /// What all times so far say of every value.
+    fn model(&self) -> Additive {
+        let timed = (0..self.entries.len()).filter_map(|i| Some((self.at(i), self.entries[i].estimate()?.ln())));
+        let timed: Vec<(Vec<usize>, f64)> = timed.collect();
+        let default = std::iter::once((&self.default_at[..], 0.0));
+        let tried: Vec<(&[usize], f64)> = default.chain(timed.iter().map(|(at, y)| (&at[..], *y))).collect();
+        let axes: Vec<(Axis, usize)> = self.scales.iter().map(|s| (s.axis, s.len())).collect();
+        Additive::fit(&axes, &tried)
+    }
+
     /// Whether two candidates differ in one value, and by one rank where it is a size.
     fn are_neighbours(&self, a: &[usize], b: &[usize]) -> bool {
-        let step = |p: usize| match self.axes[p].0 {
+        let step = |p: usize| match self.scales[p].axis {
             Axis::Sizes => a[p].abs_diff(b[p]),
             Axis::Names => usize::from(a[p] != b[p]),
         };
