@@ -221,7 +221,9 @@ impl Model {
         }
         if [self.hidden, 2 * self.ffn, self.vocab].iter().any(|rows| *rows < ROWS_MAX) {
             let [hidden, ffn, vocab] = [self.hidden, self.ffn, self.vocab];
-            return Err(format!("widths of {hidden} and {ffn}, {vocab} tokens: matrices have {ROWS_MAX} rows at least"));
+            return Err(format!(
+                "widths of {hidden} and {ffn}, {vocab} tokens: matrices have {ROWS_MAX} rows at least"
+            ));
         }
         if !self.hidden.is_multiple_of(4) || !self.ffn.is_multiple_of(4) {
             return Err(format!("widths of {} and {}: multiples of 4 are run", self.hidden, self.ffn));
