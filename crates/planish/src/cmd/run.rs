@@ -20,7 +20,7 @@ use crate::ui::Ui;
 use crate::{Outcome, interrupt, presets, report};
 
 /// Asked when no prompt is given.
-const PROMPT_DEFAULT: &str = "What is a plane, the tool of a carpenter, good for?";
+const PROMPT_DEFAULT: &str = "Why is the sky blue?";
 
 /// Write text with a model; the first run on a machine tunes its kernels
 #[derive(Args)]
