@@ -197,13 +197,13 @@ const DH: &str = "tokens=3,hidden=9,vocab=1063,bias=0,softcap=0,smooth=0,reducti
 const GDN: &str = "batch=1,heads=2,init=1,key_dim=24,key_heads=1,mask=1,steps=65,type=f32,value_dim=7";
 const HALF_GATE: Edit = Edit::Text("float a = simd_sum(gate[t])", "float a = float(half(simd_sum(gate[t])))");
 
-const TOKEN: &str = "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=3,capacity=1,keys=1,window=0,\
+const TOKEN: &str = "hidden=32,layers=1,heads=1,kv_heads=1,head_dim=8,rotary=8,ffn=32,vocab=9,capacity=1,keys=1,window=0,\
      softcap=0,norm=none,bias=none,post=none,pairs=halves,gate=silu,act=f32,body=f32,v=f32,down=f16,head=bf16";
 const CAPPED_TOKEN: &str = "hidden=64,layers=2,heads=4,kv_heads=1,\
      head_dim=24,rotary=24,ffn=64,vocab=33,capacity=70,keys=64,window=0,softcap=5,norm=head,bias=none,\
      post=post,pairs=halves,gate=gelu,act=f32,body=q4_0,v=iq4_nl,down=q4_0,head=f16";
 /// A twenty thousandth, far under what a rounding to f16 is off by.
-const OFF_NORM: Edit = Edit::Text("const float scale = rsqrt(", "const float scale = 1.00005f * rsqrt(");
+const OFF_NORM: Edit = Edit::Text("return rsqrt(group_total(", "return 1.00005f * rsqrt(group_total(");
 
 const LOST_BARRIER: Edit = Edit::Text("TG_BARRIER();                      // every partial is written", "//");
 const EARLY_RETURN: Edit = Edit::Text("float sum = 0.0f;", "float sum = 0.0f; if (TID >= p.cols / 8) return;");
