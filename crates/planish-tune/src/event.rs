@@ -71,6 +71,11 @@ pub enum Event {
         #[serde(default)]
         ends_round: bool,
     },
+    /// Other work takes more of the processors than is fair to compare beside.
+    Busy {
+        /// Its share so far.
+        share: f64,
+    },
     /// How far the run is.
     Progress {
         /// Seconds spent.
@@ -129,12 +134,17 @@ pub struct Resume {
     /// Finals before those, which others took part in.
     #[serde(default)]
     pub finals_before: u32,
+    /// The largest share of the processors that other work took meanwhile, where that was too much.
+    #[serde(default)]
+    pub by_others: Option<f64>,
 }
 
 impl Resume {
     /// Takes in one event of the earlier run, in order.
     pub fn absorb(&mut self, event: &Event) {
         match event {
+            // Search and finals were beside the same work: nothing of them is gone on with.
+            Event::Rejected { rejection: Rejection::Busy(_), .. } => *self = Resume::default(),
             Event::Rejected { config, rejection } => self.rejected.push((config.clone(), rejection.clone())),
             Event::Measured { config, point, ns, ratio, .. } => {
                 self.measured.push((config.clone(), *point, *ns, *ratio));
@@ -155,6 +165,7 @@ impl Resume {
                     self.paired.append(&mut self.round);
                 }
             }
+            Event::Busy { share } => self.by_others = Some(self.by_others.map_or(*share, |most| most.max(*share))),
             Event::Listed { .. } | Event::Admitted { .. } | Event::Progress { .. } | Event::Decided { .. } => {}
         }
     }

@@ -9,7 +9,7 @@ use crate::measure::{Bench, Halt, Miss};
 use crate::outcome::{Final, Interval, Verdict};
 use crate::policy::Policy;
 use crate::stats::{center_bounds, chance_of_bound, median, median_bounds, trimmed_mean};
-use crate::subject::{Admitted, Rejection};
+use crate::subject::{Admitted, Rejection, busy};
 
 /// Share of a candidate's slowest and fastest runs that are strays; more of them are a speed of its own.
 const STRAYS: f64 = 0.05;
@@ -95,9 +95,14 @@ impl Finalist {
         self.logs[0].len()
     }
 
+    /// Whether it may still be chosen.
+    fn in_question(&self) -> bool {
+        self.refused.is_none() && matches!(self.standing, Standing::Open | Standing::Cleared)
+    }
+
     /// Whether it is timed on; who has cleared is, since winners are compared over the same rounds.
     fn running(&self) -> bool {
-        self.refused.is_none() && matches!(self.standing, Standing::Open | Standing::Cleared) && !self.rests
+        self.in_question() && !self.rests
     }
 
     fn is(&self, standing: Standing) -> bool {
@@ -224,9 +229,7 @@ fn confirmed(
             }
             Err(Miss::Halt(fatal)) => return (None, Some(fatal)),
             Err(Miss::Refused(rejection)) => {
-                let config = finalists[i].config().clone();
-                bench.emit(&Event::Rejected { config, rejection: rejection.clone() });
-                finalists[i].refused = Some(rejection);
+                refuse(bench, finalists, i, rejection);
                 // Those whom it had beaten are in again.
                 finalists.iter_mut().for_each(|f| f.rests = false);
                 if halt.is_none() {
@@ -236,6 +239,18 @@ fn confirmed(
         }
     }
     (None, halt)
+}
+
+/// Refuses finalist `i`; what it is refused for beside other work holds for all that use fewer processors.
+fn refuse(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist], i: usize, rejection: Rejection) {
+    let busy = matches!(rejection, Rejection::Busy(_));
+    for (k, f) in finalists.iter_mut().enumerate() {
+        let alike = busy && f.in_question() && bench.subject.uses_fewer(f.config());
+        if k == i || alike {
+            bench.emit(&Event::Rejected { config: f.config().clone(), rejection: rejection.clone() });
+            f.refused = Some(rejection.clone());
+        }
+    }
 }
 
 fn record(f: &Finalist, alpha: f64) -> Final {
@@ -254,6 +269,13 @@ fn promoted(winner: &Final) -> Verdict {
 
 /// Why nobody is promoted: no difference, or not enough clean data to see one.
 fn unproven(finalists: &[Finalist], policy: &Policy, alpha: f64, halt: Option<&Halt>) -> Verdict {
+    let alone = |f: &Finalist| match f.refused {
+        Some(Rejection::Busy(share)) if f.standing == Standing::Cleared => Some(share),
+        _ => None,
+    };
+    if let Some(share) = finalists.iter().find_map(alone) {
+        return Verdict::Undecided(busy(share));
+    }
     let stand = |s: Standing| finalists.iter().filter(move |f| f.is(s) && !f.rests);
     let most = policy.looks.last().copied().unwrap_or(0);
     if let Some(pairs) = stand(Standing::Open).map(Finalist::pairs).min().filter(|pairs| *pairs < most) {
@@ -337,6 +359,7 @@ fn clear(bench: &mut Bench<'_, '_>, finalists: &mut [Finalist]) -> Result<(), Ha
         if !rounds_until(bench, finalists, look, &mut bad_in_a_row)? {
             return Ok(());
         }
+        bench.by_others();
         let (default, alpha) = (steadiness(bench), bench.alpha_per_look());
         for f in finalists.iter_mut().filter(|f| f.is(Standing::Open)) {
             f.look(look, alpha, &policy, default);

@@ -4,6 +4,7 @@
 //! promotion (is it better than the default beyond noise?) → store (the choice and its evidence).
 
 pub mod budget;
+mod company;
 pub mod config;
 pub mod contain;
 mod distort;
@@ -41,5 +42,5 @@ pub use recorded::{Recorded, record};
 pub use search::tune;
 pub use simulate::{Simulated, Total, simulate};
 pub use space::{Constraint, Param, Space};
-pub use subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};
+pub use subject::{Admitted, Point, Rejection, Sample, Subject, Usage, Wrong};
 pub use sweep::{Sweep, Swept, sweep};

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::budget::Budget;
+use crate::company::Company;
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::{Event, Observer, Resume};
@@ -104,6 +105,7 @@ pub(crate) struct Bench<'a, 's> {
     pub trail: Vec<Anchor>,
     /// Finals of other candidates in earlier runs that were cut off.
     pub finals_before: u32,
+    company: Company,
 }
 
 impl<'a, 's> Bench<'a, 's> {
@@ -112,6 +114,7 @@ impl<'a, 's> Bench<'a, 's> {
         let floor_ns = points.iter().map(|p| subject.floor(*p).map(|d| d.as_nanos() as f64)).collect();
         let phase_end = task.budget.limit();
         let n = points.len();
+        let company = Company::new(subject.usage(), task.resume.by_others);
         Bench {
             subject,
             task,
@@ -129,6 +132,7 @@ impl<'a, 's> Bench<'a, 's> {
             discarded: 0,
             trail: Vec::new(),
             finals_before: 0,
+            company,
         }
     }
 
@@ -160,8 +164,28 @@ impl<'a, 's> Bench<'a, 's> {
         result.map_err(Miss::Refused)
     }
 
+    /// Share of the processors that other work takes, where it is told; too much of it is told to whoever goes on.
+    pub fn by_others(&mut self) -> Option<f64> {
+        let share = self.company.share(self.subject.usage())?;
+        if share > self.task.policy.others {
+            self.emit(&Event::Busy { share });
+        }
+        Some(share)
+    }
+
+    /// The finals begin: other work is counted from here, too.
+    pub fn finals_begin(&mut self) {
+        self.company.finals_begin(self.subject.usage());
+        self.by_others();
+    }
+
     /// A second opinion on a winner: not charged beforehand, since without it everything before was for nothing.
     pub fn confirm(&mut self, admitted: &Admitted) -> Result<Admitted, Miss> {
+        if self.subject.uses_fewer(admitted.config())
+            && let Some(share) = self.by_others().filter(|share| *share > self.task.policy.others)
+        {
+            return Err(Miss::Refused(Rejection::Busy(share)));
+        }
         let result = self.subject.confirm(admitted);
         self.alive()?;
         result.map_err(Miss::Refused)

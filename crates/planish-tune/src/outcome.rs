@@ -157,6 +157,9 @@ pub struct Outcome {
     /// Every anchor in the order taken; empty in older records.
     #[serde(default)]
     pub anchors: Vec<Anchor>,
+    /// Share of the processors that other work took meanwhile; `None` where that is not told or does not matter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_others: Option<f64>,
     /// Seconds spent.
     pub spent_s: f64,
     /// Seconds that it was given; `None` in older records.
@@ -169,6 +172,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Share of other work beside which a candidate won that was not promoted for it: to be measured again.
+    pub fn busy(&self) -> Option<f64> {
+        let share = |r: &Rejection| if let Rejection::Busy(share) = r { Some(*share) } else { None };
+        self.rejected.iter().find_map(|(_, r)| share(r))
+    }
+
     /// Share of the roofline that the choice reaches at the heaviest point with a known floor.
     pub fn share_of_roof(&self) -> Option<f64> {
         let chosen = self.ranking.iter().find(|r| r.config == self.choice)?;

@@ -42,6 +42,8 @@ pub struct Policy {
     pub cool_ms: u64,
     /// Milliseconds without a timing after which the machine is warmed up again.
     pub idle_ms: u64,
+    /// Share of the processors that other work may take before what wins on fewer of them is not promoted.
+    pub others: f64,
     /// Distance to the roofline, as a fraction, at which the search is over.
     pub roof: f64,
     /// Share under the roofline at which a time is not believed.
@@ -104,6 +106,7 @@ impl Default for Policy {
             drift_retries: 4,
             cool_ms: 100,
             idle_ms: 20,
+            others: 0.10,
             roof: 0.03,
             too_fast: 0.10,
             exhaust: 32,

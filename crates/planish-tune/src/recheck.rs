@@ -67,6 +67,7 @@ pub fn recheck(subject: &mut dyn Subject, mut task: Task<'_>, claim: &Claim) -> 
     if let Err(halt) = bench.warm() {
         return stopped(halt);
     }
+    bench.finals_begin();
     let mut finalists = [Finalist::new(admitted, &vec![Vec::new(); bench.points.len()])];
     let judged = judge(&mut bench, &mut finalists);
     if let Some(halt) = judged.halt {
@@ -100,7 +101,7 @@ fn stopped(halt: Halt) -> Result<Trial, Error> {
 
 /// The trial as evidence.
 fn outcome(
-    bench: Bench<'_, '_>,
+    mut bench: Bench<'_, '_>,
     finalist: &Finalist,
     choice: Config,
     verdict: Verdict,
@@ -129,6 +130,7 @@ fn outcome(
         ranked(&finalist.admitted, speedup, times(&finalist.ns, &finalist.logs)),
     ];
     ranking.sort_by(|a, b| b.speedup.total_cmp(&a.speedup));
+    let by_others = bench.by_others();
     Outcome {
         default,
         choice,
@@ -143,6 +145,7 @@ fn outcome(
         drifts: bench.drifts,
         discarded: bench.discarded,
         anchors: bench.trail,
+        by_others,
         spent_s: bench.task.budget.spent().as_secs_f64(),
         budget_s: Some(bench.task.budget.limit().as_secs_f64()),
         partial: false,

@@ -12,7 +12,7 @@ use crate::budget::{Clock, VirtualClock};
 use crate::config::{Config, Value};
 use crate::measure::batched;
 use crate::space::{Constraint, Param, Space};
-use crate::subject::{Admitted, Point, Rejection, Sample, Subject, Wrong};
+use crate::subject::{Admitted, Point, Rejection, Sample, Subject, Usage, Wrong};
 
 /// How one candidate's times scatter around the truth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -106,6 +106,9 @@ pub struct Machine {
     pub drift: Vec<(f64, f64)>,
     /// Spells of slowness: (from, until, factor), in nanoseconds.
     pub throttle: Vec<(f64, f64, f64)>,
+    /// Other work on the processors, which changes no time by itself: (from, until, share of them), in nanoseconds.
+    #[serde(default)]
+    pub others: Vec<(f64, f64, f64)>,
     /// Slowness after idling: (busy nanoseconds until full speed, factor at first, idle nanoseconds that reset it).
     pub ramp: Option<(f64, f64, f64)>,
 }
@@ -119,6 +122,7 @@ impl Default for Machine {
             admit_idle_ns: 0.0,
             drift: Vec::new(),
             throttle: Vec::new(),
+            others: Vec::new(),
             ramp: None,
         }
     }
@@ -420,6 +424,21 @@ impl Subject for Scripted {
             Fault::WrongLater => Err(wrong()),
             _ => self.admit(admitted.config()),
         }
+    }
+
+    fn usage(&mut self) -> Option<Usage> {
+        if self.script.machine.others.is_empty() {
+            return None;
+        }
+        let now = self.now_ns();
+        let taken = |(from, until, share): &(f64, f64, f64)| (now.min(*until) - from).max(0.0) * share;
+        let others_s = self.script.machine.others.iter().map(taken).sum::<f64>() * 1e-9;
+        Some(Usage { all_s: now * 1e-9, others_s })
+    }
+
+    /// The parameter `THREADS` says how many processors a candidate uses.
+    fn uses_fewer(&self, config: &Config) -> bool {
+        config.int("THREADS") < self.space.default.int("THREADS")
     }
 
     fn tick_ns(&self) -> f64 {

@@ -158,6 +158,7 @@ fn final_phase(bench: &mut Bench<'_, '_>, search: &mut Search, resume: &Resume) 
     let configs: Vec<Config> = finalists.iter().map(|f| f.admitted.config().clone()).collect();
     bench.finals_before = resume.finals_before_those_of(&configs);
     bench.emit(&Event::Finalists { configs: configs.clone() });
+    bench.finals_begin();
     if resume.finalists == configs {
         take_in_pairs(&mut finalists, resume);
     }
@@ -688,7 +689,8 @@ impl Search {
         }
     }
 
-    fn outcome(mut self, bench: Bench<'_, '_>, judged: Judged) -> Outcome {
+    fn outcome(mut self, mut bench: Bench<'_, '_>, judged: Judged) -> Outcome {
+        let by_others = bench.by_others();
         let default = bench.default.config().clone();
         let ranking = self.ranking(&bench.default, &bench.anchors_ns);
         let in_state = |s: State| self.entries.iter().filter(|e| e.state == s).count();
@@ -713,6 +715,7 @@ impl Search {
             drifts: bench.drifts,
             discarded: bench.discarded,
             anchors: bench.trail,
+            by_others,
             spent_s: bench.task.budget.spent().as_secs_f64(),
             budget_s: Some(bench.task.budget.limit().as_secs_f64()),
             partial: judged.halt.is_some() || !self.finished,

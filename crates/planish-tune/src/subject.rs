@@ -63,6 +63,8 @@ pub enum Rejection {
     Crashed(String),
     /// Its own times disagree, by this factor: between the search and the finals, or between the median and the mean.
     Unstable(f64),
+    /// It uses fewer processors than the default, and other work took this share of all of them meanwhile.
+    Busy(f64),
 }
 
 impl Rejection {
@@ -78,6 +80,7 @@ impl Rejection {
             Rejection::Timeout(_) => "timeout",
             Rejection::Crashed(_) => "crashed",
             Rejection::Unstable(_) => "unstable",
+            Rejection::Busy(_) => "busy",
         }
     }
 }
@@ -96,7 +99,38 @@ impl fmt::Display for Rejection {
             Rejection::Timeout(s) => write!(f, "timeout: no answer in {s:.1} s"),
             Rejection::Crashed(how) => write!(f, "crashed: {how}"),
             Rejection::Unstable(factor) => write!(f, "unstable: its own times disagree by a factor of {factor:.2}"),
+            Rejection::Busy(share) => write!(f, "busy: {}", busy(*share)),
         }
+    }
+}
+
+/// Why a win on fewer processors does not count, in words.
+pub(crate) fn busy(share: f64) -> String {
+    let percent = 100.0 * share;
+    format!(
+        "other work took {percent:.0}% of the processors, beside which a win on fewer threads says nothing of a quiet \
+         machine"
+    )
+}
+
+/// Processor time since some fixed moment, in seconds, summed over the machine's processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// All that there was.
+    pub all_s: f64,
+    /// What other programs than the tuner and its workers used of it.
+    pub others_s: f64,
+}
+
+/// What others may seem to use because systems count in ticks of ten milliseconds: user and kernel time of a worker and
+/// of the machine are each cut down to whole ones.
+const TICKS_S: f64 = 0.04;
+
+impl Usage {
+    /// Share that others used of what there was since `before`; none of no time.
+    pub fn by_others(&self, before: &Usage) -> Option<f64> {
+        let (all_s, others_s) = (self.all_s - before.all_s, self.others_s - before.others_s - TICKS_S);
+        (all_s > 0.0).then(|| (others_s / all_s).clamp(0.0, 1.0))
     }
 }
 
@@ -166,6 +200,16 @@ pub trait Subject {
     /// How likely the candidate is to hurt the device; candidates are tried in rising order of it.
     fn risk(&self, _config: &Config) -> u32 {
         0
+    }
+
+    /// Processor time until now; `None` where it cannot be told, or does not bear on this subject.
+    fn usage(&mut self) -> Option<Usage> {
+        None
+    }
+
+    /// Whether the candidate uses fewer of the machine's processors than the default.
+    fn uses_fewer(&self, _config: &Config) -> bool {
+        false
     }
 
     /// Checks that the device still works after a candidate ran; an error blames that candidate.

@@ -194,6 +194,29 @@ fn what_was_measured_to_its_end_and_is_undecided_is_not_measured_again() {
     }
 }
 
+/// A win on fewer threads beside other work settles nothing: the next run starts over, and one on a quiet machine decides.
+#[test]
+fn what_was_held_back_for_other_work_is_measured_again() {
+    let params = || vec![("THREADS".to_owned(), vec![Value::Int(2), Value::Int(1)])];
+    let script = |seed, one: f64, share| {
+        let mut script =
+            Script::of_grid(seed, params(), |c| vec![2e7 * if c.int("THREADS") == Some(1) { one } else { 1.0 }]);
+        script.machine.others = vec![(0.0, f64::INFINITY, share)];
+        script
+    };
+    for (quiet, state) in [(1.3, State::DefaultKept), (0.8, State::Tuned)] {
+        let dir = tempfile::tempdir().expect("a folder");
+        for seed in 0..2 {
+            let (busy, _) = run(dir.path(), &script(seed, 0.7, 0.4), NEVER).tuned();
+            assert!(busy.busy().is_some() && !busy.partial, "{}", busy.sentence("x"));
+            assert_eq!(open(dir.path()).lookup(&key(), &identity()).record.map(|c| c.state), Some(State::Undecided));
+        }
+        let (_, subject) = run(dir.path(), &script(2, quiet, 0.0), NEVER).tuned();
+        assert_eq!(subject.admitted[0], script(0, quiet, 0.0).candidates[0].config, "it starts over");
+        assert_eq!(run(dir.path(), &script(3, quiet, 0.0), NEVER).known().state, state);
+    }
+}
+
 /// A large space of which the budget allowed a part: the gain found there runs, and the rest is gone on with.
 #[test]
 fn a_gain_found_before_the_cut_is_kept_whatever_the_rest_brings() {

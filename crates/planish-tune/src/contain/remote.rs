@@ -17,7 +17,7 @@ use super::quarantine::Quarantine;
 use crate::config::Config;
 use crate::error::Error;
 use crate::space::Space;
-use crate::subject::{Admitted, Point, Rejection, Sample, Subject};
+use crate::subject::{Admitted, Point, Rejection, Sample, Subject, Usage};
 
 /// Workers lost in a row, none of which got as far as a candidate, after which the subject is broken.
 const DEATHS_MAX: u32 = 3;
@@ -95,6 +95,15 @@ pub struct Remote<'a> {
     broken: Option<Error>,
     ahead: Option<Ahead>,
     heard: Option<Heard<'a>>,
+    processors: Option<Processors>,
+}
+
+/// What is known of a subject that runs on the machine's processors.
+pub struct Processors {
+    /// Processor time until now, of which that of the worker with this process number is not other work.
+    pub usage: fn(Option<u32>) -> Option<Usage>,
+    /// How many of them a configuration uses, where it says so.
+    pub used: fn(&Config) -> Option<i64>,
 }
 
 /// Hears what the worker is at and for how long: when that changes, and every second.
@@ -144,7 +153,14 @@ impl<'a> Remote<'a> {
             broken: None,
             ahead: None,
             heard: None,
+            processors: None,
         }
+    }
+
+    /// The same of a subject that runs on the machine's `processors`, if it does.
+    pub fn on(mut self, processors: Option<Processors>) -> Self {
+        self.processors = processors;
+        self
     }
 
     /// The same with `heard` told what the worker is at.
@@ -364,6 +380,16 @@ impl Subject for Remote<'_> {
         let wanted: Vec<Config> = configs.iter().filter(wanted).cloned().collect();
         ahead(&wanted);
         self.ahead = Some(ahead);
+    }
+
+    fn usage(&mut self) -> Option<Usage> {
+        let worker = self.worker.as_ref().map(|w| w.child.id());
+        self.processors.as_ref().and_then(|p| (p.usage)(worker))
+    }
+
+    fn uses_fewer(&self, config: &Config) -> bool {
+        let Some(Processors { used, .. }) = self.processors else { return false };
+        used(config).zip(used(&self.setup.space.default)).is_some_and(|(mine, default)| mine < default)
     }
 
     /// What the default risks as well comes first.

@@ -2,6 +2,7 @@
 //!
 //! A run that its budget or a request cut off leaves the journal of its measurements, and the next one goes on there.
 //! What was measured to its end has none: it is not measured again, even if that settled nothing.
+//! Beside other work, which a win on fewer processors is due to, there is no end: the journal stays, and is empty.
 
 use super::error::Error;
 use super::open::Store;
@@ -96,11 +97,13 @@ impl Store {
             return Ok(());
         }
         let proven = |c: Choice| c.key == *item.key && c.state == State::Tuned;
-        let stands = !promoted && journal.was_left() && self.standing(item).is_some_and(proven);
+        let stands = !promoted && journal.goes_on() && self.standing(item).is_some_and(proven);
         if !stands {
             self.keep(item, outcome, ended.beside)?;
         }
-        if !outcome.partial {
+        if outcome.busy().is_some() {
+            journal.start_over();
+        } else if !outcome.partial {
             journal.done();
         }
         Ok(())

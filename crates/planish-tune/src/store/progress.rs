@@ -26,6 +26,8 @@ pub struct Progress {
     path: PathBuf,
     /// An earlier run left it.
     left: bool,
+    /// What that measured is gone on with.
+    goes_on: bool,
 }
 
 /// Whether to go on from what an earlier run measured.
@@ -61,7 +63,15 @@ impl Store {
         let keep = if earlier == Earlier::Use { held } else { 0 };
         // Cut behind the last whole line, so that the next one begins a line of its own.
         let file = file.set_len(keep).is_ok().then_some(file);
-        Some((Progress { file, path, left }, resume))
+        let goes_on = resume != Resume::default();
+        Some((Progress { file, path, left, goes_on }, resume))
+    }
+
+    /// The next run measures `key` again, from the start; nothing where another process is at it now.
+    pub fn measure_again(&self, key: &Key, identity: &Identity) {
+        if let Some((journal, _)) = self.progress(key, identity, Earlier::Forget) {
+            journal.start_over();
+        }
     }
 
     /// Whether an earlier run left the journal of `key`, and no other process is at it now.
@@ -136,6 +146,19 @@ impl Progress {
         let line = format!("{:032x} {text}\n", sum128(&[text.as_bytes()]));
         if !file.write(line.as_bytes()).is_ok_and(|n| n == line.len()) {
             self.file = None;
+        }
+    }
+
+    /// Whether this run goes on from what an earlier one measured.
+    pub fn goes_on(&self) -> bool {
+        self.goes_on
+    }
+
+    /// Empties the journal and leaves it: the next run measures everything again.
+    pub(super) fn start_over(self) {
+        if let Some(file) = &self.file {
+            // One that stays as it is says the same: what was measured beside other work is not gone on with.
+            let _ = file.set_len(0);
         }
     }
 
