@@ -362,6 +362,15 @@ pub fn refuted(report: &Report, decode: &[Entry], prefill: &[Entry]) -> Vec<Item
     out
 }
 
+/// Whether what a check found holds for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasts {
+    /// Until something is measured anew on purpose.
+    ForGood,
+    /// Other work took part of the processors: the next run measures again.
+    ToNextRun,
+}
+
 /// Stores for each item that the default runs again, since the model ran no faster; returns how many changed. `space_of`
 /// is what its choice was made of.
 pub fn put_back(
@@ -369,6 +378,7 @@ pub fn put_back(
     space_of: &dyn Fn(&Item) -> Space,
     identities: &Identities,
     store: &mut Store,
+    lasts: Lasts,
 ) -> Result<usize> {
     let mut changed = 0;
     for item in items {
@@ -382,6 +392,9 @@ pub fn put_back(
         }
         let ratio = Ratio { lo: 1.0, mid: 1.0, hi: 1.0 };
         let (config, state) = (space.default, State::NoEndToEndEffect);
+        if lasts == Lasts::ToNextRun {
+            store.measure_again(&key, &identity);
+        }
         let choice = Choice { key, identity, config, state, ratio, ..choice };
         store.append(choice).map_err(|e| Error::request(e.to_string()))?;
         changed += 1;

@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use planish_device::cpu::residency::Cold;
+use planish_device::system;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
-use planish_kernels::subject::{OpSubject, Spec, risk};
+use planish_kernels::subject::{OpSubject, Spec, processors, risk};
 use planish_kernels::telling::Telling;
-use planish_tune::contain::{Ahead, Deadlines, Quarantine, Remote, Setup, Stage, Tell};
+use planish_tune::contain::{Ahead, Deadlines, Processors, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::recorded::{About, Recorded};
 use planish_tune::store::{Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms};
 use planish_tune::{
     Budget, Claim, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task,
-    Trial, allot, recheck,
+    Trial, Usage, allot, recheck,
 };
 use serde::Deserialize;
 
@@ -382,7 +383,20 @@ pub(crate) fn remote(
     setup.subject = format!("{key} {} {}", identity.silicon.hash16(), identity.kernel);
     let command = (setting.worker)();
     let again = move || same(&command);
-    Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)))
+    // Other work takes processors from kernels that run there, and says nothing of those of a card.
+    let processors =
+        (setting.machine.backend.limits().backend == "cpu").then_some(Processors { usage, used: processors });
+    Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)).on(processors))
+}
+
+/// Processor time until now, where the system tells; a worker that runs is not other work.
+pub fn usage(worker: Option<u32>) -> Option<Usage> {
+    system::usage(worker).map(|u| Usage { all_s: u.all_s, others_s: u.others_s })
+}
+
+/// Share of the machine's processor time since `before` that other work took.
+pub fn by_others(before: Option<Usage>) -> Option<f64> {
+    usage(None)?.by_others(&before?)
 }
 
 /// Of an item of a run.

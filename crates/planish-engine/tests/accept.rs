@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use planish_device::cpu::{Cpu, CpuOptions};
 use planish_engine::Result;
-use planish_engine::accept::{self, Contender, Effect, Effort, Gain, Report};
+use planish_engine::accept::{self, Contender, Effect, Effort, Gain, Item, Lasts, Report};
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::gguf::Gguf;
@@ -20,7 +20,7 @@ use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
-use planish_tune::store::{Choice, Layers, Mode, Ratio, Source, State, Store, now_ms};
+use planish_tune::store::{self, Choice, Layers, Mode, Ratio, Source, State, Store, now_ms};
 use planish_tune::{Config, Policy, Space};
 
 struct Loaded {
@@ -55,8 +55,8 @@ fn other(space: &Space) -> Config {
 }
 
 /// A store in which every kernel of `entries` has another configuration than the default, all won by a third.
-fn seeded(loaded: &Loaded, identities: &Identities, entries: &[Entry]) -> Store {
-    let mut store = Store::open(Layers::default());
+fn seeded(loaded: &Loaded, identities: &Identities, entries: &[Entry], layers: Layers) -> Store {
+    let mut store = Store::open(layers);
     for e in entries.iter().filter(|e| e.tuned) {
         let space = (e.op.space)(&e.shape, &loaded.machine());
         let choice = Choice {
@@ -110,7 +110,7 @@ fn a_set_that_slows_the_model_goes_back_and_the_record_says_so() {
         (Effect::Faster, Effect::NoEffect, [true, false]),
         (Effect::Faster, Effect::Faster, [true, true]),
     ] {
-        let mut store = seeded(&loaded, &identities, &all);
+        let mut store = seeded(&loaded, &identities, &all, Layers::default());
         let decoder = |store: &Store| {
             let (snapshot, identities) = (store.snapshot(), &identities);
             let choices = StoreChoices { snapshot, identities, mode: &Mode::Stored, deterministic: false };
@@ -121,9 +121,8 @@ fn a_set_that_slows_the_model_goes_back_and_the_record_says_so() {
         assert!(before[0] > 3 && before[1] > 3, "{before:?}");
         let report = report(decode, prefill);
         let items = accept::refuted(&report, &tuned.decode_plan, &tuned.prefill_plan);
-        let back =
-            accept::put_back(&items, &|(op, shape)| (op.space)(shape, &loaded.machine()), &identities, &mut store)
-                .expect("stored");
+        let space_of = |(op, shape): &Item| (op.space)(shape, &loaded.machine());
+        let back = accept::put_back(&items, &space_of, &identities, &mut store, Lasts::ForGood).expect("stored");
         assert_eq!(back, items.len());
         let after = decoder(&store);
         let kept = changed(&after, &loaded);
@@ -146,6 +145,30 @@ fn a_set_that_slows_the_model_goes_back_and_the_record_says_so() {
     }
 }
 
+/// What goes back beside other work may be right without it: the default runs, and the next run measures again.
+#[test]
+fn what_goes_back_beside_other_work_is_not_settled() {
+    let loaded = load();
+    let identities = Identities::new(&loaded.machine(), &Policy::default());
+    let plain = loaded.decoder(Activations::Int8, &Defaults);
+    let space_of = |(op, shape): &Item| (op.space)(shape, &loaded.machine());
+    for (lasts, settled) in [(Lasts::ForGood, true), (Lasts::ToNextRun, false)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let layers = Layers { user: Some(folder.path().join("store")), ..Layers::default() };
+        let mut store = seeded(&loaded, &identities, &plain.decode_plan, layers);
+        let items: Vec<Item> = plain.decode_plan.iter().filter(|e| e.tuned).map(|e| (e.op, e.shape.clone())).collect();
+        let back = accept::put_back(&items, &space_of, &identities, &mut store, lasts).expect("stored");
+        assert!(back > 3, "{back}");
+        for item in &items {
+            let (key, space) = (key(item.0, &item.1).expect("a key"), space_of(item));
+            let identity = identities.of(&space);
+            let asked = store::Item { key: &key, identity: &identity, space: &space };
+            assert_eq!(store.standing(asked).map(|c| c.state), Some(State::NoEndToEndEffect), "{key}");
+            assert_eq!(store.settled(asked, u64::MAX).is_some(), settled, "{key} {lasts:?}");
+        }
+    }
+}
+
 /// The check itself on real decoders: the same numerics move no logit, another class of activations does and is told.
 #[test]
 fn the_check_tells_how_far_logits_move() {
@@ -154,7 +177,8 @@ fn the_check_tells_how_far_logits_move() {
     let ids: Vec<u32> = (0..12).map(|i| i * 37 % loaded.hyper.vocab as u32).collect();
     let identities = Identities::new(&loaded.machine(), &Policy::default());
     let mut default = loaded.decoder(Activations::Int8, &Defaults);
-    let store = seeded(&loaded, &identities, &[&default.decode_plan[..], &default.prefill_plan].concat());
+    let entries = [&default.decode_plan[..], &default.prefill_plan].concat();
+    let store = seeded(&loaded, &identities, &entries, Layers::default());
     let (snapshot, identities) = (store.snapshot(), &identities);
     let choices = StoreChoices { snapshot, identities, mode: &Mode::Stored, deterministic: false };
     let mut tuned = loaded.decoder(Activations::Int8, &choices);

@@ -75,6 +75,11 @@ pub fn risk(config: &Config) -> u32 {
     u32::from(waits) + u32::from(config.name("VARIANT") == Some("wgmma"))
 }
 
+/// Processors that a configuration of a kernel of the CPU uses; on a GPU the same name is of the threads of a group.
+pub fn processors(config: &Config) -> Option<i64> {
+    config.int("THREADS")
+}
+
 /// Copies of rotated arguments, at most.
 const COPIES: u64 = 1024;
 /// Sets the inputs of the second opinion apart from those of the gate.

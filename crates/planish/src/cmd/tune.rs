@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use planish_device::{Cpu, system};
-use planish_engine::accept::{self, Effort};
+use planish_device::Cpu;
+use planish_engine::accept::{self, Effort, Lasts};
 use planish_engine::decoder::{Decoder, Options};
 use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::plan::{Choices, Chosen, Defaults, Entry, Replanned};
@@ -112,22 +112,18 @@ impl Request {
     /// How the end-to-end check of the set `digest` ended, where the store knows and may be asked.
     fn known_end(&self, digest: &str, identities: &Identities, store: &Store) -> Result<Option<EndToEnd>> {
         let report = if self.force { None } else { accept::known(digest, identities, store)? };
-        Ok(report.map(|report| EndToEnd { report, known: true, put_back: 0 }))
+        Ok(report.map(|report| EndToEnd { report, known: true, put_back: 0, by_others: None }))
     }
 
-    /// The end of a check after which `put_back` choices went back and the set `digest` was left, kept in the store.
-    fn remembered(
-        &self,
-        (report, put_back): (accept::Report, usize),
-        digest: &str,
-        identities: &Identities,
-        store: &mut Store,
-    ) -> Result<EndToEnd> {
-        accept::remember(&report, digest, identities, store)?;
+    /// The end of a check that left the set `digest`, kept in the store unless other work makes it one for now.
+    fn remembered(&self, end: EndToEnd, digest: &str, identities: &Identities, store: &mut Store) -> Result<EndToEnd> {
+        if end.lasts() == Lasts::ForGood {
+            accept::remember(&end.report, digest, identities, store)?;
+        }
         for warning in store.take_warnings() {
             self.ui.note(&format!("warning: {warning}"));
         }
-        Ok(EndToEnd { report, known: false, put_back })
+        Ok(end)
     }
 
     /// The report on `bought`, where one is wanted, from what the store holds now.
@@ -335,14 +331,14 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
         return Ok(bought);
     }
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
-    let before = system::usage();
+    let before = tuning::usage(None);
     let done = with_setting(ground, request, budget, &mut progress, |works, setting, progress| {
         Ok(tuning::run(works, setting, store, progress)?)
     })?;
     progress.finish();
     let mut bought = Bought::new(done, machine, ground.identities, store);
     bought.seconds = start.elapsed().as_secs_f64();
-    bought.by_others = system::by_others(before);
+    bought.by_others = tuning::by_others(before);
     Ok(bought)
 }
 
@@ -390,6 +386,7 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start:
         return Ok(None);
     }
     request.ui.note(&format!("end to end: tuned against default, about {:.0} s", budget.as_secs_f64()));
+    let before = tuning::usage(None);
     let report = {
         let Options { context, chunk, .. } = session.options;
         let tokens = Effort::default().tokens.min(context / 4);
@@ -405,15 +402,16 @@ fn end_to_end(session: &mut Session, request: &Request, budget: Duration, start:
     };
     let Some(report) = report else { return Ok(None) };
     let report = report.after(start.elapsed());
+    let mut end = EndToEnd { report, known: false, put_back: 0, by_others: tuning::by_others(before) };
     let items = accept::refuted(&report, &decode, &prefill);
     let machine = Machine { backend: &session.cpu, isa: session.isa };
     let space_of = |(op, shape): &accept::Item| {
         let space = (op.space)(shape, &machine);
         if session.deterministic { op.in_order(space) } else { space }
     };
-    let put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store)?;
+    end.put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store, end.lasts())?;
     let digest = session.decoder()?.frozen().digest().to_owned();
-    request.remembered((report, put_back), &digest, &session.identities, &mut session.store).map(Some)
+    request.remembered(end, &digest, &session.identities, &mut session.store).map(Some)
 }
 
 /// `n` token ids of ordinary text.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use planish_tune::stats::median_bounds;
 use planish_tune::store::{Source, State};
-use planish_tune::{Config, Final, Interval, Outcome, Ranked, Verdict};
+use planish_tune::{Config, Final, Interval, Outcome, Ranked, Rejection, Verdict};
 
 use super::Kernel;
 use super::page::interval;
@@ -123,6 +123,9 @@ fn promoted(o: &Outcome, config: &Config) -> String {
         text += &format!(
             " {others} more finalists clear it too; none is faster than it beyond doubt, or comes before it in the fixed order."
         );
+    }
+    if let Some(share) = o.busy() {
+        text += &format!(" What won on fewer threads is not chosen: {}.", Rejection::Busy(share));
     }
     text
 }
@@ -337,8 +340,12 @@ fn finals(section: &mut Section, k: &Kernel, o: &Outcome) {
         &["finalist", "point", "paired rounds", "speed|x", "lower|x", "upper|x", "clears the margin", "decision"],
     );
     for f in &o.finals {
-        let decision =
-            if k.runs() == Some(&f.config) { Cell::from("runs now").tone(Tone::Chosen) } else { "not chosen".into() };
+        let refused = o.rejected.iter().find(|(config, _)| *config == f.config);
+        let decision = match refused {
+            _ if k.runs() == Some(&f.config) => Cell::from("runs now").tone(Tone::Chosen),
+            Some((_, why)) => format!("refused: {}", why.kind()).into(),
+            None => "not chosen".into(),
+        };
         let row = |point: &str, numbers: [String; 3]| {
             let [mid, lo, hi] = numbers.map(Cell::from);
             let cleared = if f.cleared { "yes" } else { "no" };

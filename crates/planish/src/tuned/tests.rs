@@ -155,6 +155,11 @@ fn every_decision_says_why() {
     let kept = Outcome { verdict: Verdict::KeptDefault, choice: won.default.clone(), ..won.clone() };
     let unsure =
         Outcome { verdict: Verdict::Undecided("budget spent after 3 of 32 paired rounds".into()), ..kept.clone() };
+    let mut busy = kept.clone();
+    let held = busy.finals[0].config.clone();
+    busy.rejected.push((held, Rejection::Busy(0.48)));
+    busy.verdict = Verdict::Undecided(busy.rejected.last().expect("just pushed").1.to_string());
+    let beside = Outcome { rejected: busy.rejected.clone(), ..won.clone() };
     let none = Outcome {
         finals: Vec::new(),
         ranking: Vec::new(),
@@ -168,6 +173,8 @@ fn every_decision_says_why() {
         (State::DefaultKept, kept, Decision::Kept, "a tie goes to the default"),
         (State::Undecided, unsure, Decision::Undecided, "budget spent after 3 of 32 paired rounds"),
         (State::Undecided, none, Decision::Undecided, "Undecided, so the default stays"),
+        (State::Undecided, busy, Decision::Undecided, "other work took 48% of the processors"),
+        (State::Tuned, beside, Decision::Promoted, "fewer threads is not chosen: busy: other work took 48%"),
     ];
     let mut kernels = Vec::new();
     for (state, outcome, want, why) in cases {
@@ -178,16 +185,17 @@ fn every_decision_says_why() {
     }
     kernels.push(Kernel::missing("gemm", "rows=1", HOSTILE));
     kernels.push(Kernel { outcome: None, roof: None, ..kernels[0].clone() });
-    assert!(decision(&kernels[6]).1.contains("Its evidence is not in the store"));
+    assert!(decision(&kernels[8]).1.contains("Its evidence is not in the store"));
     let note = serde_json::json!({ "source": "builtin", "differs": ["driver", "kernel"] });
     kernels.push(Kernel { nearby: "rows=1535".into(), confirms: confirmed(&note), ..kernels[0].clone() });
-    let told = decision(&kernels[7]).1;
+    let told = decision(&kernels[9]).1;
     assert!(
         told.contains("everything here is of rows=1535") && told.contains("(builtin) that differed in driver, kernel")
     );
     assert_eq!(regret(&kernels[0]).map(|r| r.0), Some(0.0), "the fastest runs");
     assert!(regret(&kernels[2]).is_some_and(|r| r.0 > 0.2), "the default runs, and a faster one was measured");
-    check(&of(kernels));
+    let files = check(&of(kernels));
+    assert!(files.tsv.contains("\trefused: busy\n"), "the finals name it, {}", files.tsv);
     check(&of(Vec::new()));
 }
 

@@ -10,7 +10,7 @@ use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{
     self, Change, Evidence, Explained, Mode, Origin, Question, Shown, Silicon, Store, Tier, Why, now_ms,
 };
-use planish_tune::{Config, Outcome as Tuned, Policy};
+use planish_tune::{Config, Outcome as Tuned, Policy, Verdict};
 use serde_json::{Value, json};
 
 use crate::cmd::Threads;
@@ -243,6 +243,9 @@ fn measured(evidence: &Evidence) -> Vec<(&'static str, String)> {
         p.looks
     );
     let mut rows = vec![("evidence", samples), ("policy", policy)];
+    if let Verdict::Undecided(why) = &t.verdict {
+        rows.push(("undecided", why.clone()));
+    }
     if let Some(confirms) = evidence.data.get("confirms") {
         let fields = confirms["differs"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let fields = fields.collect::<Vec<_>>().join(", ");

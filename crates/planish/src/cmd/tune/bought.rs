@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use planish_engine::accept::{BreakEven, Gain, Report};
+use planish_engine::accept::{BreakEven, Gain, Lasts, Report};
 use planish_engine::identity::Identities;
 use planish_engine::plan::Chosen;
 use planish_engine::tuning::{self, Done, Fate, Work};
 use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{Choice, Ratio, State, Store};
-use planish_tune::{Config, Verdict};
+use planish_tune::{Config, Policy, Verdict};
 use serde::Serialize;
 use serde_json::json;
 
@@ -21,9 +21,6 @@ use crate::{Outcome, report};
 /// Combinations of a space up to which a page lists those that are forbidden; of more it tells how many.
 const LISTED_MOST: usize = 20_000;
 
-/// Share of a machine's processor time that other work may take before its mark on the choices is said.
-const OTHERS_MOST: f64 = 0.1;
-
 /// How the end-to-end check went.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EndToEnd {
@@ -33,6 +30,20 @@ pub struct EndToEnd {
     pub known: bool,
     /// Choices that went back to their defaults.
     pub put_back: usize,
+    /// Share of the machine's processor time that other work took meanwhile, where the system tells.
+    pub by_others: Option<f64>,
+}
+
+impl EndToEnd {
+    /// How long its verdict holds: beside other work, a model may be faster or slower for that alone.
+    pub fn lasts(&self) -> Lasts {
+        if busy(self.by_others).is_some() { Lasts::ToNextRun } else { Lasts::ForGood }
+    }
+}
+
+/// The share of other work where that is too much.
+fn busy(by_others: Option<f64>) -> Option<f64> {
+    by_others.filter(|share| *share > Policy::default().others)
 }
 
 /// One kernel at one shape.
@@ -50,6 +61,12 @@ struct Row {
     /// The best of each variant, where this run measured several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     variants: Vec<Variant>,
+    /// Why nothing was decided, where that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    undecided: Option<String>,
+    /// The share of other work for which a win on fewer threads was held back, if one was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    busy: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip)]
@@ -196,17 +213,26 @@ impl Bought {
         text + "\n" + &self.sentence() + "\n"
     }
 
-    /// A line where other work took so much of the machine that another choice may be right without it.
+    /// Lines where other work took so much of the machine that another choice may be right without it.
     fn company(&self) -> String {
-        match self.by_others {
-            Some(share) if share > OTHERS_MOST => format!(
-                "other work took {:.0}% of this machine's processors meanwhile, so these choices suit a busy machine: \
-                 {} with --force, on a quiet one, measures again\n",
-                100.0 * share,
-                self.again
-            ),
-            _ => String::new(),
+        let (again, mut text) = (&self.again, String::new());
+        let took = |share: f64| format!("other work took {:.0}% of this machine's processors", 100.0 * share);
+        if let Some(share) = busy(self.by_others) {
+            text += &format!(
+                "{} meanwhile: another choice may be right on a quiet one, where {again} with --force measures again\n",
+                took(share)
+            );
         }
+        if let Some(share) = self.end_to_end.as_ref().and_then(|end| busy(end.by_others)) {
+            text += &format!("{} during the check end to end, so {again} makes it once more\n", took(share));
+        }
+        if let n @ 1.. = self.rows.iter().filter(|r| r.busy.is_some()).count() {
+            text += &format!(
+                "not promoted for that: fewer threads for {n} of {} kernels, which {again} measures once more\n",
+                self.rows.len()
+            );
+        }
+        text
     }
 
     /// What a person can repeat.
@@ -257,6 +283,8 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         ratio: None,
         share_of_roof: None,
         variants: Vec::new(),
+        undecided: None,
+        busy: None,
         error: None,
         work,
     };
@@ -269,8 +297,11 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
             row.share_of_roof = outcome.share_of_roof();
             row.variants = variants::of(&space, &outcome);
             // What the store has by now says how it ended; it has nothing of a search that Ctrl-C cut short.
-            if let Verdict::Promoted { ratio, lo, hi } = outcome.verdict {
-                row.ratio = Some(Ratio { lo, mid: ratio, hi });
+            row.busy = outcome.busy();
+            match outcome.verdict {
+                Verdict::Promoted { ratio, lo, hi } => row.ratio = Some(Ratio { lo, mid: ratio, hi }),
+                Verdict::Undecided(why) => row.undecided = Some(why),
+                Verdict::KeptDefault => {}
             }
         }
         Fate::Skipped => {}
@@ -324,7 +355,8 @@ fn lines(row: &Row) -> Vec<[String; 4]> {
         }
     }
     if row.choice == row.default {
-        changes = vec![row.state.to_owned()];
+        let busy = row.busy.map_or(String::new(), |share| format!(": other work {:.0}%", 100.0 * share));
+        changes = vec![format!("{}{busy}", row.state)];
     }
     let gain = row.ratio.as_ref().map_or(String::new(), interval);
     let roof = row.share_of_roof.map_or(String::new(), |s| format!("{:.0}%", 100.0 * s));
@@ -391,21 +423,24 @@ mod tests {
 
     /// The text of a run that cut two kernels off.
     fn text(decode: Gain, by_others: Option<f64>) -> String {
+        bought(decode, by_others).text()
+    }
+
+    fn bought(decode: Gain, by_others: Option<f64>) -> Bought {
         let prefill = gain([100.0, 101.0, 1.01]);
         let (logit_delta_max, same_best, compared, spent_s) = (0.0, 5, 5, 1.0);
         let report = Report { decode, prefill, logit_delta_max, same_best, compared, spent_s, break_even: None };
-        let bought = Bought {
+        Bought {
             name: "m".into(),
             rows: Vec::new(),
-            end_to_end: Some(EndToEnd { report, known: false, put_back: 0 }),
+            end_to_end: Some(EndToEnd { report, known: false, put_back: 0, by_others }),
             measured: 2,
             confirmed: 0,
             cut_off: 2,
             seconds: 9.0,
             by_others,
             again: "`planish tune m.gguf`".into(),
-        };
-        bought.text()
+        }
     }
 
     #[test]
@@ -427,6 +462,38 @@ mod tests {
         let told = text(quiet, Some(0.48));
         assert!(told.contains("other work took 48% of this machine's processors"), "{told}");
         assert!(told.contains("`planish tune m.gguf` with --force"), "{told}");
+        assert!(told.contains("during the check end to end, so `planish tune m.gguf` makes it once more"), "{told}");
         assert!([Some(0.05), None].into_iter().all(|share| !text(quiet, share).contains("other work")));
+    }
+
+    /// A win on fewer threads that was held back is in the table, in the JSON with its reason, and in what goes on.
+    #[test]
+    fn what_is_held_back_for_other_work_is_shown() {
+        let op = planish_kernels::ops::find("matvec").expect("an op of the CPU");
+        let shape: Shape = "type=q4_1,act=int8,batch=1,rows=576,cols=576".parse().expect("a shape");
+        let work = Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: None, deterministic: false };
+        let why = "other work took 48% of the processors";
+        let config = Config::new().with("THREADS", 2);
+        let row = Row {
+            op: op.name,
+            shape,
+            share: 1.0,
+            default: config.clone(),
+            choice: config,
+            state: "undecided",
+            ratio: None,
+            share_of_roof: None,
+            variants: Vec::new(),
+            undecided: Some(why.into()),
+            busy: Some(0.48),
+            error: None,
+            work,
+        };
+        let bought = Bought { rows: vec![row], ..bought(gain([100.0, 101.0, 1.01]), Some(0.48)) };
+        let told = bought.text();
+        assert!(told.contains("undecided: other work 48%"), "{told}");
+        assert!(told.contains("for 1 of 1 kernels, which `planish tune m.gguf` measures once more"), "{told}");
+        let json = serde_json::to_value(&bought).expect("plain data");
+        assert_eq!((&json["rows"][0]["undecided"], &json["rows"][0]["busy"]), (&json!(why), &json!(0.48)));
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
-use planish_device::system;
 use planish_engine::identity::Identities;
 use planish_engine::tuning::{self, Setting, Work};
 use planish_kernels::op::{Machine, Shape};
@@ -33,7 +32,7 @@ pub fn parse(text: &str) -> Result<Named, String> {
 
 /// Tunes the kernels in order, each with the same share of the time.
 pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<Outcome> {
-    let (start, before) = (Instant::now(), system::usage());
+    let (start, before) = (Instant::now(), tuning::usage(None));
     let bench = Workbench::open(args)?;
     let machine = bench.machine();
     let work = |named| Ok(Work { deterministic: args.deterministic(), ..work(named, &machine, kernels.len())? });
@@ -52,7 +51,7 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     progress.finish();
     let mut bought = Bought::new(done, machine, &identities, &store).named(&bench.backend.identity().label);
     bought.seconds = start.elapsed().as_secs_f64();
-    bought.by_others = system::by_others(before);
+    bought.by_others = tuning::by_others(before);
     let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
     request.conclude(&bought, request.report(&bought, &known)?)
 }

@@ -158,9 +158,10 @@ fn end_to_end(
         let work = works.iter().find(|w| w.op.name == op.name && w.shape == *shape);
         work.map_or_else(|| Space::fixed(Config::new()), |w| w.space(&machine))
     };
-    let put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store)?;
+    let mut end = EndToEnd { report, known: false, put_back: 0, by_others: None };
+    end.put_back = accept::put_back(&items, &space_of, &session.identities, &mut session.store, end.lasts())?;
     let digest = session.frozen()?.digest().to_owned();
-    request.remembered((report, put_back), &digest, &session.identities, &mut session.store).map(Some)
+    request.remembered(end, &digest, &session.identities, &mut session.store).map(Some)
 }
 
 /// Time for the compilations of a wave; what is not done by then, the worker does.
