@@ -87,6 +87,13 @@ pub struct Gain {
     pub effect: Effect,
 }
 
+impl Gain {
+    /// The ratio, where it is beyond noise: the middle of an interval around 1 is no gain.
+    pub fn shown(&self) -> Option<f64> {
+        matches!(self.effect, Effect::Faster | Effect::Slower).then_some(self.ratio)
+    }
+}
+
 /// The result of the check.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {

@@ -336,7 +336,7 @@ fn gain_row(set: &str, path: &str, g: &Gain) -> Vec<Cell> {
         path.into(),
         sig(g.default_tok_s, 4).into(),
         sig(g.tuned_tok_s, 4).into(),
-        ratio(g.ratio).into(),
+        g.shown().map_or_else(|| NONE.to_owned(), ratio).into(),
         ratio(g.lo).into(),
         ratio(g.hi).into(),
         g.pairs.to_string().into(),

@@ -226,7 +226,7 @@ fn a_check_of_a_model_is_told_with_its_bounds() {
         check(&tuned)
     };
     let none = NONE;
-    let prefill = format!("prefill\t155.2\t155.2\t1.000\t0.980\t1.020\t16\tinside the interval\tno effect\t{none}");
+    let prefill = format!("prefill\t155.2\t155.2\t{none}\t0.980\t1.020\t16\tinside the interval\tno effect\t{none}");
     let decode = "decode\t155.2\t164.5\t1.060\t1.040\t1.080\t16\tpast it\tfaster";
     let tsv = whole(report).tsv;
     assert!(tsv.contains(&format!("{decode}\t{none}\t{none}\t{none}\n")), "{tsv}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use planish_engine::accept::{BreakEven, Gain, Lasts, Report};
+use planish_engine::accept::{BreakEven, Effect, Gain, Lasts, Report};
 use planish_engine::identity::Identities;
 use planish_engine::plan::Chosen;
 use planish_engine::tuning::{self, Done, Fate, Work};
@@ -188,9 +188,8 @@ impl Bought {
         let mut text = report::table(["kernel", "default -> chosen", "gain [95%]", "roof"], &rows);
         if let Some(end) = &self.end_to_end {
             let line = |name: &str, g: &Gain| {
-                let gain = interval(&Ratio { lo: g.lo, mid: g.ratio, hi: g.hi });
                 let speed = |v: f64| format!("{v:.1}");
-                [name.to_owned(), speed(g.default_tok_s), speed(g.tuned_tok_s), gain, g.effect.name().to_owned()]
+                [name.to_owned(), speed(g.default_tok_s), speed(g.tuned_tok_s), bounds(g), g.effect.name().to_owned()]
             };
             let rows = [line("decode", &end.report.decode), line("prefill", &end.report.prefill)];
             text += "\n";
@@ -256,13 +255,7 @@ impl Bought {
             n => format!("{n} measured in {:.0} s", self.seconds),
         };
         let whole = match &self.end_to_end {
-            Some(EndToEnd { report: Report { decode: g, .. }, .. }) => format!(
-                "decode {} x the default ({:.1} -> {:.1} tokens/s, {}); ",
-                interval(&Ratio { lo: g.lo, mid: g.ratio, hi: g.hi }),
-                g.default_tok_s,
-                g.tuned_tok_s,
-                g.effect.name()
-            ),
+            Some(EndToEnd { report: Report { decode: g, .. }, .. }) => decoded(g),
             None => String::new(),
         };
         format!("{}: {whole}{kernels}; {time}", self.name)
@@ -328,9 +321,30 @@ fn break_even(b: &BreakEven) -> String {
     }
 }
 
-/// Whether a reader who divides the two speeds finds another gain, by more than 2%.
+/// Whether a reader who divides the two speeds finds another gain than is told, by more than 2%.
 fn unlike_quotient(g: &Gain) -> bool {
-    (g.tuned_tok_s / g.default_tok_s / g.ratio - 1.0).abs() > 0.02
+    g.shown().is_some_and(|ratio| (g.tuned_tok_s / g.default_tok_s / ratio - 1.0).abs() > 0.02)
+}
+
+/// `1.12 [1.08, 1.15]`; where that is no effect its bounds alone, and nothing where nothing was compared.
+fn bounds(g: &Gain) -> String {
+    match (g.shown(), g.effect) {
+        (Some(mid), _) => interval(&Ratio { lo: g.lo, mid, hi: g.hi }),
+        (None, Effect::Same) => "-".to_owned(),
+        (None, _) => format!("{:.2} to {:.2}", g.lo, g.hi),
+    }
+}
+
+/// What became of decode, as the beginning of a sentence.
+fn decoded(g: &Gain) -> String {
+    let (default, tuned, effect) = (g.default_tok_s, g.tuned_tok_s, g.effect.name());
+    match (g.shown(), g.effect) {
+        (Some(_), _) => {
+            format!("decode {} x the default ({default:.1} -> {tuned:.1} tokens/s, {effect}); ", bounds(g))
+        }
+        (None, Effect::Same) => format!("decode: {effect}; "),
+        (None, _) => format!("decode: {effect}: {} x the default; ", bounds(g)),
+    }
 }
 
 /// `1.12 [1.08, 1.15]`.
@@ -407,7 +421,6 @@ pub fn list(works: &[(&Work, &Chosen)], ui: Ui) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use planish_engine::accept::Effect;
 
     fn gain([default_tok_s, tuned_tok_s, ratio]: [f64; 3]) -> Gain {
         Gain {
@@ -451,9 +464,26 @@ mod tests {
 
     #[test]
     fn a_gain_beside_speeds_that_say_another_is_explained() {
-        let told = |decode| text(gain(decode), None).contains("median over runs side by side");
-        assert!(told([214.0, 195.9, 1.15]));
-        assert!(!told([155.2, 164.5, 1.06]));
+        let told = |decode, effect| {
+            let decode = Gain { effect, ..gain(decode) };
+            text(decode, None).contains("median over runs side by side")
+        };
+        assert!(told([214.0, 195.9, 1.15], Effect::Faster));
+        assert!(!told([155.2, 164.5, 1.06], Effect::Faster));
+        assert!(!told([214.0, 195.9, 1.06], Effect::NoEffect), "no gain is told there");
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told_without_a_gain() {
+        let decode = Gain { lo: 0.92, hi: 1.2, ..gain([214.0, 195.9, 1.15]) };
+        let told = text(decode, None);
+        assert!(told.contains("m: decode: no effect: 0.92 to 1.20 x the default; "), "{told}");
+        assert!(told.contains("195.9  0.92 to 1.20  no effect\n"), "{told}");
+        assert!(!told.contains("1.15"), "{told}");
+        let told = text(Gain { effect: Effect::Slower, ..decode }, None);
+        assert!(told.contains("decode 1.15 [0.92, 1.20] x the default (214.0 -> 195.9 tokens/s, slower)"), "{told}");
+        let told = text(Gain { effect: Effect::Same, ..decode }, None);
+        assert!(told.contains("m: decode: nothing tuned; "), "{told}");
     }
 
     #[test]
