@@ -410,8 +410,14 @@ fn is_steady(six: &[f64]) -> bool {
 
 /// The error for a default that does not work: nothing can be compared without it.
 pub(crate) fn default_failed(config: &Config, rejection: &Rejection) -> Error {
-    Error::new(format!("the default config ({config}) is refused: {rejection}"))
-        .hint("the kernel or its reference is wrong, or the device is: run the op's tests; nothing was tuned")
+    let hint = match rejection {
+        // What Rust says when it is given no memory; a signal 9 that nobody sent is the system's for the same reason.
+        Rejection::Crashed(how) if how.contains("memory allocation of") || how.contains("signal 9") => {
+            "memory ran out: choose smaller sizes, or free memory; nothing was tuned"
+        }
+        _ => "the kernel or its reference is wrong, or the device is: run the op's tests; nothing was tuned",
+    };
+    Error::new(format!("the default config ({config}) is refused: {rejection}")).hint(hint)
 }
 
 #[cfg(test)]
@@ -427,6 +433,17 @@ mod tests {
         })
         .expect("30 ns are measurable with a 1 us clock");
         assert!((s.ns - 30.0).abs() < 0.6 && s.reps >= 1667 && launches <= 4, "{s:?} after {launches}");
+    }
+
+    #[test]
+    fn memory_that_ran_out_is_blamed_on_no_kernel() {
+        let hint = |how: &str| {
+            let error = default_failed(&Config::new(), &Rejection::Crashed(how.into()));
+            error.next_step().unwrap_or_default().to_owned()
+        };
+        assert!(hint("signal 6 (aborted): memory allocation of 799999992 bytes failed").starts_with("memory ran out"));
+        assert!(hint("signal 9 (killed)").starts_with("memory ran out"));
+        assert!(hint("signal 11 (segmentation fault)").starts_with("the kernel or its reference is wrong"));
     }
 
     #[test]
