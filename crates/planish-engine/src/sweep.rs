@@ -118,6 +118,7 @@ pub fn at_shape(ask: &Ask<'_>, name: &str, shape: &Shape, setting: &Setting<'_>,
         Error::request(format!("{} {shape} has no parameter {}", ask.op.name, ask.param))
             .with_hint(format!("it has {known}"))
     })?;
+    tuning::fits(&work, setting)?;
     let values = if ask.values.is_empty() { &param.values } else { ask.values };
     if !values.iter().any(|v| param.values.contains(v)) {
         let known = param.values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");

@@ -12,7 +12,7 @@ use planish_device::cpu::residency::Cold;
 use planish_device::system;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
-use planish_kernels::subject::{OpSubject, Spec, processors, risk};
+use planish_kernels::subject::{self, OpSubject, Spec, processors, risk};
 use planish_kernels::telling::Telling;
 use planish_tune::contain::{Ahead, Deadlines, Processors, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::recorded::{About, Recorded};
@@ -389,6 +389,27 @@ pub(crate) fn remote(
     Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)).on(processors))
 }
 
+/// Refuses an item whose inputs, references and copies take more memory than there is.
+///
+/// Systems promise memory that they do not have, so that whoever asks for too much is killed, and takes minutes until then.
+pub fn fits(work: &Work, setting: &Setting<'_>) -> Result<()> {
+    let Some(available) = system::available_bytes().filter(|_| work.step.is_none()) else { return Ok(()) };
+    let device = &setting.machine.backend.limits().backend;
+    let needed = subject::prepared_bytes(work.op, &work.shape, device, setting.rotate_bytes);
+    if needed <= available {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let message = format!(
+        "{} {}: its inputs, references and copies take {:.1} GB of memory, and {:.1} GB are available",
+        work.op.name,
+        work.shape,
+        gb(needed),
+        gb(available)
+    );
+    Err(Error::request(message).with_hint("choose smaller sizes, or free memory"))
+}
+
 /// Processor time until now, where the system tells; a worker that runs is not other work.
 pub fn usage(worker: Option<u32>) -> Option<Usage> {
     system::usage(worker).map(|u| Usage { all_s: u.all_s, others_s: u.others_s })
@@ -417,6 +438,9 @@ fn tune_one(
     Time { allowance, since_ms }: Time,
     watch: &mut dyn Watch,
 ) -> Result<Option<Fate>> {
+    if let Err(e) = fits(work, setting) {
+        return Ok(Some(Fate::Failed(e.to_string())));
+    }
     let watch = RefCell::new(watch);
     let heard = |stage: &Stage, waited| watch.borrow_mut().beat(stage, waited);
     let mut remote = remote(work, setting, quarantine)?.hearing(Box::new(heard));

@@ -15,6 +15,7 @@ use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, W
 use crate::cpu::peak::Peak;
 use crate::gate::{self, Case, Passed};
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
+use crate::quant::WeightType;
 use crate::whole::Whole;
 
 /// What a subject is made from; sent to a worker process as JSON.
@@ -93,6 +94,53 @@ pub fn rotated_bytes(bytes: u64, rotate_bytes: u64) -> u64 {
 /// Whether copies of an argument of `bytes`, of which there is a most, exceed `rotate_bytes`: a timing starts cold.
 pub fn cold(bytes: u64, rotate_bytes: u64) -> bool {
     rotate_bytes > 0 && rotated_bytes(bytes, rotate_bytes) >= rotate_bytes
+}
+
+/// Bytes of memory for an output over those that are written: values, bounds and magnitudes in f64 and plain values in
+/// f32 for each float, what is in its place before, and what a launch writes.
+const REFERENCE: u64 = 9;
+/// Bytes of memory for an activation: the float, its form before rounding, its code and a part of a block's metadata.
+const ACTIVATION: u64 = 10;
+
+/// Bytes of this machine's memory that preparing `op` at `shape` takes: the gate's cases with their references, for the
+/// gate and for the second opinion, and the shape itself in rotated copies.
+pub fn prepared_bytes(op: &Op, shape: &Shape, device: &str, rotate_bytes: u64) -> u64 {
+    let cases = gate::plans(op, shape, 0)
+        .into_iter()
+        .map(|plan| input_bytes(op, &plan.shape).saturating_add(output_bytes(op, &plan.shape)));
+    let (inputs, outputs) = (input_bytes(op, shape), output_bytes(op, shape));
+    // Weights are packed from a form of the same size, which goes before the copies come; a card has memory of its own.
+    let copies = if matches!(device, "cpu" | "fake" | "host") { rotated_bytes(inputs, rotate_bytes) } else { 0 };
+    let parts = [inputs, inputs.max(copies), outputs];
+    cases.flat_map(|bytes| [bytes; 2]).chain(parts).fold(0, u64::saturating_add)
+}
+
+/// Bytes of the inputs, at least those that one execution reads: the whole table where it looks rows up, activations
+/// in every form, and the cache whatever of it is filled.
+fn input_bytes(op: &Op, shape: &Shape) -> u64 {
+    let product = |names: &[&str], bytes: u64| match names.iter().all(|name| shape.has(name)) {
+        true => names.iter().fold(bytes, |all, name| all.saturating_mul(shape.size(name) as u64)),
+        false => 0,
+    };
+    let weight = if shape.has("type") { WeightType::from_name(shape.name("type")) } else { None };
+    // A row's bytes are whole blocks, of one type or another no more than four an element.
+    let weights = weight.map_or(0, |w| {
+        let record = w.record();
+        product(&["rows", "cols"], record.block_bytes as u64) / record.block_elements as u64
+    });
+    let activations = product(&["batch", "cols"], ACTIVATION);
+    // Keys and values, which are an output of rope: those have a reference and bounds in f64 beside them.
+    let element = if op.name == "rope" { 2 * (4 + 16) } else { 2 * 4 };
+    let cache = product(&["context", "kv_heads", "head_dim"], element)
+        .max(product(&["sequences", "capacity", "kv_heads", "head_dim"], element));
+    // Logits are changed in place, with a reference beside them.
+    let logits = product(&["rows", "vocab"], 4 + 16);
+    let told = (op.cost)(shape).read_bytes;
+    [weights.max(told), activations, cache, logits].into_iter().fold(0, u64::saturating_add)
+}
+
+fn output_bytes(op: &Op, shape: &Shape) -> u64 {
+    (op.cost)(shape).write_bytes.saturating_mul(REFERENCE)
 }
 
 fn copies(bytes: u64, rotate_bytes: u64) -> u64 {
@@ -435,5 +483,64 @@ impl Subject for OpSubject<'_> {
         let arithmetic = spec.peak.map(|p| cost.arithmetic_ns(p.f32_gflop_s, p.int8_gop_s));
         let ns = read.into_iter().chain(arithmetic).reduce(f64::max)?;
         Some(Duration::from_secs_f64(ns * 1e-9))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that a problem at `shape` holds while its copies are made, but for those.
+    fn held(op: &Op, shape: &Shape) -> u64 {
+        let problem = (op.problem)(shape, 1, Fill::Unjudged);
+        let of = |arg: &Arg| match arg {
+            Arg::In(bytes) => bytes.len(),
+            Arg::Out(e) => 2 * 8 * e.values.len(),
+            Arg::InOut(bytes, e) => bytes.len() + 2 * 8 * e.values.len(),
+            Arg::Scratch(_) => 0,
+        };
+        problem.args.iter().map(|arg| of(arg) as u64).sum()
+    }
+
+    #[track_caller]
+    fn check(op: &Op, shape: &Shape) {
+        let (told, held) = (input_bytes(op, shape) + output_bytes(op, shape), held(op, shape));
+        // Small shapes have a step's state and other odds and ends beside their sizes.
+        assert!(told + (64 << 10) >= held, "{} {shape}: {told} told, {held} held", op.name);
+        // A copy too many of what is small costs nothing.
+        let copies = rotated_bytes(input_bytes(op, shape), 1 << 26);
+        assert!(prepared_bytes(op, shape, "cpu", 1 << 26) >= output_bytes(op, shape) + copies, "{} {shape}", op.name);
+        assert!(prepared_bytes(op, shape, "cuda", 1 << 40) < 1 << 40, "a card's copies are in its own memory");
+    }
+
+    /// Each size in turn is the large one.
+    #[test]
+    fn what_preparing_takes_is_told_whichever_size_is_large() {
+        for (op, shapes) in [
+            (
+                "matvec",
+                &["type=q8_0,act=int8,batch=1,rows=20000,cols=64", "type=q4_0,act=f32,batch=1,rows=8,cols=65536"][..],
+            ),
+            (
+                "gemm",
+                &["type=q8_0,act=int8,batch=9000,rows=16,cols=512", "type=f16,act=f32,batch=9000,rows=512,cols=16"],
+            ),
+            ("embed", &["type=q8_0,rows=40000,cols=64,batch=2", "type=f16,rows=40,cols=64,batch=9000"]),
+            ("rms_norm", &["cols=57600,batch=40,forms=both"]),
+            ("rms_norm_add", &["cols=576,batch=4000"]),
+            ("rope", &["heads=9,kv_heads=3,head_dim=64,dims=64,pairs=neighbours,norm=0,kv=f16,context=9000,batch=4"]),
+            ("attention", &["heads=9,kv_heads=3,head_dim=64,kv=f32,context=9000,batch=16,forms=int8"]),
+            ("attention_decode", &["heads=9,kv_heads=9,head_dim=64,kv=f16,context=9000,batch=1,forms=both"]),
+            ("glu", &["gate=silu,cols=153600,batch=13,forms=int8"]),
+            ("softcap", &["cols=500000,batch=2"]),
+            ("read_only", &["words=700000"]),
+        ] {
+            let op = find("cpu", op).expect("an op of the CPU");
+            shapes.iter().for_each(|shape| check(op, &shape.parse().expect("a shape")));
+        }
+        // Whole steps are of a model, which is loaded before.
+        for op in crate::gpu::OPS.iter().filter(|op| !matches!(op.op.name, "decode" | "prefill")) {
+            op.shapes().for_each(|shape| check(&op.op, &shape));
+        }
     }
 }

@@ -44,6 +44,7 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let budget = request.budget.saturating_sub(start.elapsed());
     let setting = Setting { force: request.force, ..bench.setting(&identities, &worker, &clock, budget) };
+    works.iter().try_for_each(|w| tuning::fits(w, &setting))?;
     if let Some(recording) = &request.recording {
         return recording.run(&works, &setting, &mut progress, request.ui);
     }
