@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::reference::rope::Pairs;
 use std::f64::consts::PI;
+use std::fmt;
 
 /// How frequencies are changed for contexts longer than the model was trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +46,31 @@ pub enum Scaling<'a> {
         /// Context extension.
         factor: f64,
     },
+}
+
+/// In words, with the numbers that a file gives.
+impl fmt::Display for Scaling<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scaling::None => f.write_str("no scaling"),
+            Scaling::Linear { factor } => write!(f, "linear scaling by {factor}"),
+            Scaling::Llama3 { factor, low, high, original } => {
+                write!(f, "llama3 scaling by {factor} ({low} to {high} of {original} positions)")
+            }
+            Scaling::Dynamic { factor, original, context } => {
+                write!(f, "dynamic scaling by {factor} from {original} to {context} positions")
+            }
+            Scaling::Yarn(y) => write!(
+                f,
+                "yarn scaling by {} from {} positions ({} to {} turns)",
+                y.factor, y.original, y.beta_slow, y.beta_fast
+            ),
+            Scaling::LongRope(l) => {
+                write!(f, "longrope scaling by {} from {} to {} positions", l.factor, l.original, l.context)
+            }
+            Scaling::Proportional { share, factor } => write!(f, "scaling by {factor} of {share} of the pairs"),
+        }
+    }
 }
 
 /// Parameters of YaRN (arXiv 2309.00071).
@@ -144,7 +170,7 @@ pub fn rope_table(
     let still = |v: &f64| matches!(scaling, Scaling::Proportional { .. }) && *v == 0.0;
     if base <= 1.0 || !sound(&magnitude) || !frequencies.iter().all(|v| sound(v) || still(v)) {
         return Err(Error::new(format!(
-            "rope: base {base} with {scaling:?} gives frequencies that are not positive and finite"
+            "rope: base {base} with {scaling} gives frequencies that are not positive and finite"
         )));
     }
     Ok(RopeTable { frequencies, magnitude, pairs })
@@ -318,5 +344,9 @@ mod tests {
         ] {
             assert!(rope_table(dim, base, factors, Scaling::None, Pairs::Halves).is_err(), "{dim} {base}");
         }
+        let told =
+            |scaling| rope_table(8, 1e4, Some(&[0.0; 4]), scaling, Pairs::Halves).map(drop).unwrap_err().to_string();
+        assert!(told(Scaling::None).contains("base 10000 with no scaling gives"), "{}", told(Scaling::None));
+        assert!(told(Scaling::Yarn(Yarn::new(4.0, 2048.0))).contains("with yarn scaling by 4 from 2048 positions"));
     }
 }

@@ -134,7 +134,10 @@ impl Attention<'_> {
         }
         let whole = |n: usize, of: usize| n > 0 && n.is_multiple_of(of);
         if block_q == 0 || splits == 0 || !whole(block_k, LANES) || !whole(segment, block_k) {
-            return fail(format!("{:?} are not whole multiples", self.tiles));
+            return fail(format!(
+                "blocks of {block_q} queries and {block_k} keys, segments of {segment} and {splits} splits are not whole \
+                 multiples"
+            ));
         }
         if self.keys > layout.capacity {
             return fail(format!("{} keys in a cache of {}", self.keys, layout.capacity));

@@ -97,7 +97,9 @@ impl KvCache<'_> {
             return Err(Error::new(format!("kv cache: {} positions are not a multiple of 16", self.layout.capacity)));
         }
         if k < self.layout.k_len() || v < self.layout.v_len() {
-            return Err(Error::new(format!("kv cache: {k} and {v} elements are too few for {:?}", self.layout)));
+            let KvLayout { kv_heads, head_dim, capacity } = self.layout;
+            let layout = format!("{capacity} positions of {kv_heads} heads of {head_dim}");
+            return Err(Error::new(format!("kv cache: {k} and {v} elements are too few for {layout}")));
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! What tuner and worker say to each other: one JSON value a line, one reply to each request.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -64,4 +66,32 @@ pub enum Reply {
     Healthy,
     /// The subject panicked; the worker ends after saying so.
     Panicked(String),
+}
+
+/// For messages about a reply that was not expected.
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reply::At(stage) => write!(f, "is {}", stage.name()),
+            Reply::Ready => f.write_str("ready"),
+            Reply::Failed(why) => f.write_str(why),
+            Reply::Admitted(error) => write!(f, "admitted at {error:.3} of its bound"),
+            Reply::Sampled(sample) => write!(f, "{:.0} ns", sample.ns),
+            Reply::Refused(rejection) => write!(f, "refused, {rejection}"),
+            Reply::Healthy => f.write_str("the device works"),
+            Reply::Panicked(message) => write!(f, "panic: {message}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_are_told_in_words() {
+        let refused = Reply::Refused(Rejection::Launch("7".into()));
+        let told = [Reply::Failed("no op is called x".into()), refused, Reply::At(Stage::Compile("p".into()))];
+        assert_eq!(told.map(|r| r.to_string()), ["no op is called x", "refused, launch: 7", "is compiling"]);
+    }
 }

@@ -287,7 +287,7 @@ impl<'a> Remote<'a> {
         match self.call(&build, self.setup.deadlines.build).map_err(|lost| lost.rejection)? {
             Reply::Ready if again => self.sentinel(),
             Reply::Ready => Ok(()),
-            other => Err(Rejection::Crashed(format!("cannot make the subject: {other:?}"))),
+            other => Err(Rejection::Crashed(format!("cannot make the subject: {other}"))),
         }
     }
 
@@ -295,7 +295,7 @@ impl<'a> Remote<'a> {
         match self.call(&Request::Sentinel, self.setup.deadlines.sentinel).map_err(|lost| lost.rejection)? {
             Reply::Healthy => Ok(()),
             Reply::Refused(rejection) => Err(rejection),
-            other => Err(Rejection::Crashed(format!("the sentinel answered {other:?}"))),
+            other => Err(Rejection::Crashed(format!("the sentinel answered: {other}"))),
         }
     }
 
@@ -332,7 +332,7 @@ fn subject_of(program: &str) -> String {
 fn refusal(reply: Reply) -> Rejection {
     match reply {
         Reply::Refused(rejection) => rejection,
-        other => Rejection::Crashed(format!("the worker answered {other:?}")),
+        other => Rejection::Crashed(format!("the worker answered: {other}")),
     }
 }
 

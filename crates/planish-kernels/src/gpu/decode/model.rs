@@ -211,7 +211,11 @@ impl Model {
     pub fn check(&self) -> Result<(), String> {
         let sizes = [self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, self.vocab];
         if sizes.contains(&0) || self.capacity == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(format!("sizes are from 1, heads a multiple of key heads: {self:?}"));
+            let Model { hidden, layers, heads, kv_heads, head_dim, ffn, vocab, capacity, .. } = self;
+            return Err(format!(
+                "width {hidden}, {layers} layers, {heads} heads over {kv_heads} of {head_dim}, inner width {ffn}, \
+                 vocabulary {vocab}, {capacity} positions: sizes are from 1, heads a multiple of key heads"
+            ));
         }
         if !self.head_dim.is_multiple_of(8) || self.head_dim > HEAD_DIM_MAX {
             return Err(format!("heads of {} elements: multiples of 8 up to {HEAD_DIM_MAX} are run", self.head_dim));

@@ -262,7 +262,10 @@ impl Chunk<'_> {
                 ("prefill_attend", model.kv_heads * (self.size / ROWS * model.group()).div_ceil(simds))
             }
             Some("plain") => ("prefill_attend_plain", (self.size * model.heads).div_ceil(simds)),
-            other => return Err(Rejection::Constraint(format!("ATTEND {other:?} is not for {:?}", self.io))),
+            other => {
+                let (way, bytes) = (other.unwrap_or("none"), self.io.bytes());
+                return Err(Rejection::Constraint(format!("ATTEND={way} is not for activations of {bytes} bytes")));
+            }
         };
         let args = [&self.prefill.words, &self.rows.heads, &m.keys, &m.values, &self.rows.input];
         self.kernel(entry, (groups, ATTEND_THREADS), params, &args)

@@ -77,7 +77,10 @@ pub fn launch(
             }
             _ => {
                 return Err(Rejection::Constraint(format!(
-                    "{parts:?}: at most {MOST} matrices of whole {PIECE} columns"
+                    "{} matrices, one of {} columns at byte {}: at most {MOST} of whole {PIECE} columns, within 64 GB",
+                    parts.len(),
+                    part.cols,
+                    part.at.offset
                 )));
             }
         }
