@@ -89,24 +89,28 @@ impl Place {
     }
 }
 
-/// The backend of `device`; an error where it is not there.
+/// The backend of `device`, which a flag asks for; an error where it is not there.
 pub fn open(device: Device) -> Result<Box<dyn Backend>> {
+    find(device).with_context(|| format!("--device {device}"))
+}
+
+/// The backend of `device`, which nobody asks for by name.
+pub fn find(device: Device) -> Result<Box<dyn Backend>> {
     let home = Home::from_env()?;
     let folder = |path: std::path::PathBuf| -> Result<std::path::PathBuf> {
         let made = fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()));
         made.hint("set PLANISH_HOME to a folder that can be written")?;
         Ok(path)
     };
-    let context = || format!("--device {device}");
     match device {
-        Device::Cpu => Err(anyhow!("--device cpu runs no kernels of GPUs")).hint("give --device host or cuda"),
+        Device::Cpu => Err(anyhow!("the processor itself runs no kernels of GPUs")).hint("give --device host or cuda"),
         Device::Host => {
             let options = HostOptions { cache: folder(home.host())?, mode: Mode::Checked };
-            Ok(Box::new(Host::new(options).with_context(context)?))
+            Ok(Box::new(Host::new(options)?))
         }
         Device::Cuda(ordinal) => {
             let options = CudaOptions { ordinal, cache: folder(home.cuda())? };
-            let card = Cuda::new(options).with_context(context);
+            let card = Cuda::new(options);
             Ok(Box::new(card.or_hint("run with --device cpu, or on a machine with an NVIDIA card and its driver")?))
         }
     }

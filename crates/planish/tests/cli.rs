@@ -510,8 +510,12 @@ fn a_card_that_is_not_there_is_refused_by_name() {
         let mut command = sandbox.command(args);
         // No visible card, whatever the machine has.
         let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
-        check_refused(&output, &["no NVIDIA card"]);
+        check_refused(&output, &["--device cuda: no NVIDIA card"]);
     }
+    // Nobody asked for the card by a flag here.
+    let output = sandbox.command(&["info", "--budget", "0.1"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(told.contains("cuda: not here: no NVIDIA card"), "{told}");
 }
 
 #[test]

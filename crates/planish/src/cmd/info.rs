@@ -64,7 +64,7 @@ struct Found {
 fn devices() -> Vec<Found> {
     let found = |device: Device| {
         let name = device.to_string();
-        match device::open(device) {
+        match device::find(device) {
             Ok(b) => Found {
                 device: name,
                 label: Some(b.identity().label.clone()),
