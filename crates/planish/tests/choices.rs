@@ -261,6 +261,12 @@ fn two_stores_are_compared_and_merged_with_codes_and_json() {
     home.check(&["store", "diff", "a"], 1);
     let (_, stderr) = home.check(&["store", "merge", "nowhere"], 2);
     assert!(stderr.contains("nowhere is no folder") && stderr.contains("hint: "), "{stderr}");
+    for args in [["store", "merge", "/etc"], ["store", "diff", "/etc"]] {
+        let (_, stderr) = home.check(&args, 2);
+        assert!(stderr.contains("/etc holds other things than a store") && stderr.contains("hint: give"), "{stderr}");
+    }
+    let (_, stderr) = home.check(&["store", "export", "/nope/x"], 2);
+    assert!(stderr.contains("/nope/x") && stderr.contains("hint: name a file in a folder"), "{stderr}");
     // Merging an empty store into a full one takes nothing away.
     fs::create_dir(home.0.path().join("empty")).unwrap();
     assert_eq!(home.json(&["store", "merge", "empty"])["choices"], 0);

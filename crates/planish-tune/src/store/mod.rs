@@ -34,7 +34,7 @@ pub use pins::{Pin, Pins};
 pub use progress::{Earlier, Progress};
 pub use ranks::{Agreement, Unlike, agree};
 pub use record::{Change, Choice, Evidence, Identity, Key, Ratio, Silicon, Source, State, now_ms};
-pub use shard::create_private_dir;
+pub use shard::{create_private_dir, is_store};
 pub use snapshot::{Entry, Layer, Lookup, Snapshot, Tier, Why};
 pub use transfer::{
     Added, Contents, Difference, EXPORT_BYTES_MAX, EXPORT_RECORDS_MAX, Export, diff, export, import, merge,

@@ -174,6 +174,13 @@ pub(super) fn list_silicon(root: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Whether a store may lie at `root`: it has records of a silicon, or nothing but what an empty one has.
+pub fn is_store(root: &Path) -> bool {
+    let own = |name: &std::ffi::OsStr| name == "quarantine" || name.to_str().is_some_and(|n| n.starts_with('.'));
+    let empty = || fs::read_dir(root).is_ok_and(|mut all| all.all(|e| e.is_ok_and(|e| own(&e.file_name()))));
+    list_silicon(root).is_ok_and(|names| !names.is_empty()) || empty()
+}
+
 /// What became of the writer of a shard.
 #[derive(Debug)]
 pub(super) enum Writer {

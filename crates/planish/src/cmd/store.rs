@@ -106,11 +106,11 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
             added(imported?, ui)
         }
         Verb::Merge { folder } => {
-            must_be_folder(folder)?;
+            must_be_store(folder)?;
             added(store::merge(&mut store, folder)?, ui)
         }
         Verb::Diff { left, right: Some(right) } => {
-            let mut sides = [left, right].map(|folder| must_be_folder(folder).map(|()| open(folder)));
+            let mut sides = [left, right].map(|folder| must_be_store(folder).map(|()| open(folder)));
             for side in sides.iter_mut().flatten() {
                 warn(side, ui);
             }
@@ -118,7 +118,7 @@ pub fn run(args: &StoreArgs, ui: Ui) -> Result<Outcome> {
             diff(&left?, &right?, ui)
         }
         Verb::Diff { left: folder, right: None } => {
-            must_be_folder(folder)?;
+            must_be_store(folder)?;
             let mut other = open(folder);
             warn(&mut other, ui);
             diff(&store, &other, ui)
@@ -144,11 +144,13 @@ fn warn(store: &mut Store, ui: Ui) {
     }
 }
 
-fn must_be_folder(folder: &Path) -> Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    let missing: Result<()> = Err(anyhow!("{} is no folder", folder.display()));
+fn must_be_store(folder: &Path) -> Result<()> {
+    let what = match (folder.is_dir(), store::is_store(folder)) {
+        (true, true) => return Ok(()),
+        (true, false) => "holds other things than a store",
+        (false, _) => "is no folder",
+    };
+    let missing: Result<()> = Err(anyhow!("{} {what}", folder.display()));
     missing.hint("give the folder that holds another store, such as a copied planish/store")
 }
 
@@ -223,7 +225,8 @@ fn shown_text(shown: &Shown) -> String {
 
 fn export(store: &Store, file: &Path, evidence: bool, ui: Ui) -> Result<Outcome> {
     let contents = if evidence { Contents::ChoicesAndEvidence } else { Contents::Choices };
-    let records = store::export(store, file, contents)?;
+    let records =
+        store::export(store, file, contents).or_hint("name a file in a folder that is there and can be written")?;
     say(ui, &format!("{records} records in {}", file.display()), json!({ "records": records, "file": file }))?;
     Ok(Outcome::Done)
 }

@@ -32,7 +32,7 @@ pub fn run(store: &Store, args: &ReportArgs, ui: Ui) -> Result<Outcome> {
     let files = match &args.from {
         Some(path) if path.is_file() => again(path, args)?,
         Some(path) => {
-            super::must_be_folder(path)?;
+            super::must_be_store(path)?;
             let mut theirs = super::open(path);
             super::warn(&mut theirs, ui);
             of(&theirs, &name(path), args, ui)?
