@@ -292,10 +292,13 @@ fn without_a_place_to_write_it_works_from_memory_and_says_so_once() {
     let file = folder.path().join("file");
     fs::write(&file, "in the way").unwrap();
     let output = tune(&file.join("home"), "2s").output().unwrap();
-    report(&output);
     let stderr = text(&output.stderr);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&told["saved"], output.status.code()), (&false.into(), Some(1)), "{told} {stderr}");
+    let sentence = told["sentence"].as_str().unwrap();
+    assert!(sentence.contains("nothing of it is saved") && !sentence.contains("goes on with"), "{sentence}");
     assert_eq!(stderr.matches("warning:").count(), 1, "{stderr}");
-    assert!(stderr.contains("memory"), "{stderr}");
+    assert!(stderr.contains("memory") && !stderr.contains("each is saved when done"), "{stderr}");
 }
 
 #[test]

@@ -149,6 +149,11 @@ impl Store {
         self.user.as_deref().filter(|_| !self.degraded)
     }
 
+    /// Whether what is added outlives this process.
+    pub fn is_kept(&self) -> bool {
+        self.writable_root().is_some()
+    }
+
     /// What went wrong so far; each is told once.
     pub fn take_warnings(&mut self) -> Vec<Warning> {
         let mut out = std::mem::take(&mut self.warnings);

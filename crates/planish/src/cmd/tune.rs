@@ -31,7 +31,7 @@ use planish_tune::{Policy, WallClock};
 pub use self::bought::short;
 use self::bought::{Bought, EndToEnd};
 use self::spaces::{Recording, SpaceArgs};
-use self::watch::Progress;
+use self::watch::{Coming, Progress};
 use crate::device::Device;
 use crate::gpu::Named;
 use crate::page::{self, Files};
@@ -249,7 +249,8 @@ fn on_model(args: &TuneArgs, request: &Request) -> Result<Outcome> {
         let model_bytes = session.model.file.gguf.bytes().len() as u64;
         let deterministic = session.deterministic;
         let ground = Ground { cpu, isa, identities, decode, prefill, model_bytes, deterministic };
-        let mut progress = Progress::new(ui, true, ground.works(nominal(ground.cpu)).len(), request.budget);
+        let kernels = ground.works(nominal(ground.cpu)).len();
+        let mut progress = Progress::new(ui, true, Coming { kernels, budget: request.budget, saved: false });
         return with_setting(&ground, request, request.budget, &mut progress, |works, setting, progress| {
             recording.run(works, setting, progress, ui)
         });
@@ -330,7 +331,8 @@ fn tune_kernels(ground: &Ground<'_>, request: &Request, budget: Duration, store:
         request.ui.note(&bought.nothing_to_measure());
         return Ok(bought);
     }
-    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, nominal.len(), budget);
+    let coming = Coming { kernels: nominal.len(), budget, saved: store.is_kept() };
+    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, coming);
     let before = tuning::usage(None);
     let done = with_setting(ground, request, budget, &mut progress, |works, setting, progress| {
         Ok(tuning::run(works, setting, store, progress)?)

@@ -86,6 +86,8 @@ pub struct Bought {
     confirmed: usize,
     /// Of these, kernels that their time cut off: the next run goes on with them.
     cut_off: usize,
+    /// Whether what was found outlives this run.
+    saved: bool,
     /// Seconds it took.
     pub seconds: f64,
     /// Share of the machine's processor time that other work took meanwhile, where the system tells.
@@ -102,9 +104,18 @@ impl Bought {
         let confirmed = done.iter().filter(|d| matches!(d.fate, Fate::Confirmed(_))).count();
         let cut_off = done.iter().filter(|d| matches!(&d.fate, Fate::Tuned(o) if o.partial)).count();
         let rows = done.into_iter().map(|d| row(d, machine)).collect();
-        let (name, end_to_end, seconds, by_others) = (String::new(), None, 0.0, None);
-        let again = "the same command".to_owned();
-        let mut bought = Bought { name, rows, end_to_end, measured, confirmed, cut_off, seconds, by_others, again };
+        let mut bought = Bought {
+            name: String::new(),
+            rows,
+            end_to_end: None,
+            measured,
+            confirmed,
+            cut_off,
+            saved: true,
+            seconds: 0.0,
+            by_others: None,
+            again: "the same command".to_owned(),
+        };
         bought.refresh(machine, identities, store);
         bought
     }
@@ -117,6 +128,7 @@ impl Bought {
 
     /// Takes over what the store says now, since choices may have gone back to their defaults.
     pub fn refresh(&mut self, machine: Machine<'_>, identities: &Identities, store: &Store) {
+        self.saved = store.is_kept();
         for row in &mut self.rows {
             if let Some(choice) = tuning::known(&row.work, machine, identities, store) {
                 row.state = state(&choice);
@@ -151,6 +163,9 @@ impl Bought {
     /// One line for who pressed Ctrl-C.
     pub fn interrupted(&self) -> String {
         let (kept, all) = (self.rows.iter().filter(|r| r.state != "not reached").count(), self.rows.len());
+        if self.lost() {
+            return format!("{kept} of {all} kernels were tuned, and nothing of that is saved");
+        }
         format!("{kept} of {all} kernels are tuned and kept; the same command goes on with the rest")
     }
 
@@ -163,9 +178,13 @@ impl Bought {
         format!("all {} kernels are known on this machine, nothing is measured{undecided}", self.rows.len())
     }
 
-    /// No where a kernel could not be tuned because its default is wrong or does not run.
+    /// No where a kernel could not be tuned because its default is wrong or does not run, and where what was found is lost.
     pub fn answer(&self) -> Outcome {
-        if self.failed() > 0 { Outcome::No } else { Outcome::Done }
+        if self.failed() > 0 || self.lost() { Outcome::No } else { Outcome::Done }
+    }
+
+    fn lost(&self) -> bool {
+        self.measured > 0 && !self.saved
     }
 
     fn failed(&self) -> usize {
@@ -243,7 +262,9 @@ impl Bought {
         if self.failed() > 0 {
             rest += &format!(", {} have a default that is wrong or does not run", self.failed());
         }
-        if self.cut_off > 0 {
+        if self.cut_off > 0 && self.lost() {
+            rest += &format!(", {} cut off by the budget", self.cut_off);
+        } else if self.cut_off > 0 {
             rest += &format!(", {} cut off by the budget, and {} goes on with them", self.cut_off, self.again);
         }
         let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
@@ -258,7 +279,8 @@ impl Bought {
             Some(EndToEnd { report: Report { decode: g, .. }, .. }) => decoded(g),
             None => String::new(),
         };
-        format!("{}: {whole}{kernels}; {time}", self.name)
+        let lost = if self.lost() { ", and nothing of it is saved" } else { "" };
+        format!("{}: {whole}{kernels}; {time}{lost}", self.name)
     }
 }
 
@@ -450,6 +472,7 @@ mod tests {
             measured: 2,
             confirmed: 0,
             cut_off: 2,
+            saved: true,
             seconds: 9.0,
             by_others,
             again: "`planish tune m.gguf`".into(),
@@ -460,6 +483,18 @@ mod tests {
     fn what_goes_on_is_named() {
         let text = text(gain([100.0, 101.0, 1.01]), None);
         assert!(text.contains("2 cut off by the budget, and `planish tune m.gguf` goes on with them"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_saved_is_not_gone_on_with() {
+        let quiet = || bought(gain([100.0, 101.0, 1.01]), None);
+        let lost = Bought { saved: false, ..quiet() };
+        let told = lost.text();
+        assert!(told.contains("2 cut off by the budget; 2 measured in 9 s, and nothing of it is saved"), "{told}");
+        assert!(matches!(lost.answer(), Outcome::No) && matches!(quiet().answer(), Outcome::Done));
+        assert!(lost.interrupted().contains("nothing of that is saved") && !quiet().text().contains("saved"));
+        // Nothing measured is nothing lost.
+        assert!(matches!(Bought { measured: 0, ..lost }.answer(), Outcome::Done));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use planish_kernels::subject;
 use planish_tune::{Policy, WallClock};
 
 use super::bought::Bought;
-use super::watch::Progress;
+use super::watch::{Coming, Progress};
 use super::{Known, Request, Talk};
 use crate::Outcome;
 use crate::hint::WithHint;
@@ -39,7 +39,9 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let works = kernels.iter().map(work).collect::<Result<Vec<Work>>>()?;
     let identities = Identities::new(&machine, &Policy::default());
     let mut store = session::open_store(request.ui);
-    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), request.budget);
+    let saved = store.is_kept() && request.recording.is_none();
+    let coming = Coming { kernels: works.len(), budget: request.budget, saved };
+    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, coming);
     progress.roof(&bench.ceilings, bench.cold.as_ref());
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let budget = request.budget.saturating_sub(start.elapsed());

@@ -17,7 +17,7 @@ use planish_tune::store::Store;
 use planish_tune::{Config, Space, WallClock};
 
 use super::bought::{self, Bought, EndToEnd};
-use super::watch::Progress;
+use super::watch::{Coming, Progress};
 use super::{ACCEPT_MOST, Known, Request, Talk, ids};
 use crate::device::Device;
 use crate::gpu::{self, GpuSession, Load, Named};
@@ -113,7 +113,9 @@ fn with_setting<T>(
     works: &[Work],
     then: impl FnOnce(&Setting<'_>, &mut Store, &mut Progress) -> Result<T>,
 ) -> Result<T> {
-    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, works.len(), budget);
+    let saved = session.store.is_kept() && request.recording.is_none();
+    let coming = Coming { kernels: works.len(), budget, saved };
+    let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, coming);
     let (worker, clock) = (worker(&[])?, WallClock::start());
     let (machine, identities) = (gpu::machine(session.backend.as_ref()), &session.identities);
     let setting = workbench::setting(machine, session.device, (identities, &worker, &clock));

@@ -28,12 +28,20 @@ pub struct Progress {
     kernel_left_s: f64,
 }
 
+/// What a run is about to do.
+pub struct Coming {
+    pub kernels: usize,
+    pub budget: Duration,
+    /// Whether what it finds outlives it.
+    pub saved: bool,
+}
+
 impl Progress {
     /// Begins: says what is coming and how long it takes at most.
-    pub fn new(ui: Ui, lines: bool, kernels: usize, budget: Duration) -> Self {
-        let seconds = budget.as_secs_f64();
-        let what =
-            format!("{kernels} kernels on this machine: done in at most {seconds:.0} s; each is saved when done");
+    pub fn new(ui: Ui, lines: bool, coming: Coming) -> Self {
+        let Coming { kernels, budget, saved } = coming;
+        let (seconds, saved) = (budget.as_secs_f64(), if saved { "; each is saved when done" } else { "" });
+        let what = format!("{kernels} kernels on this machine: done in at most {seconds:.0} s{saved}");
         let bar = ui.spinner(&what);
         Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what, kernel_left_s: 0.0 }
     }
