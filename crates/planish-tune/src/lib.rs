@@ -29,6 +29,7 @@ pub mod store;
 pub mod subject;
 pub mod sweep;
 mod waves;
+mod words;
 
 pub use budget::{Budget, Clock, VirtualClock, WallClock, allot};
 pub use config::{Config, Value};
@@ -44,3 +45,4 @@ pub use simulate::{Simulated, Total, simulate};
 pub use space::{Constraint, Param, Space};
 pub use subject::{Admitted, Point, Rejection, Sample, Subject, Usage, Wrong};
 pub use sweep::{Sweep, Swept, sweep};
+pub use words::counted;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::policy::Policy;
 use crate::subject::Rejection;
+use crate::words::counted;
 
 /// Whether the default was beaten.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -203,9 +204,10 @@ impl Outcome {
         let untried =
             if self.counts.untried > 0 { format!(", {} untried", self.counts.untried) } else { String::new() };
         let partial = if self.partial { "; stopped early" } else { "" };
-        let listed = match (self.counts.candidates, self.counts.unlisted) {
-            (all, 0) => format!("{all} configs"),
-            (some, others) => format!("{some} configs sampled of {}", others.saturating_add(some as u64)),
+        let configs = counted(self.counts.candidates, "config");
+        let listed = match self.counts.unlisted {
+            0 => configs,
+            others => format!("{configs} sampled of {}", others.saturating_add(self.counts.candidates as u64)),
         };
         format!("{name}: {verdict}{roof}; {listed}, {refused}{untried}{partial}")
     }

@@ -303,7 +303,8 @@ pub struct Unknown {
 impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Unknown { kernels, of, tune_with } = self;
-        write!(f, "{kernels} of {of} kernels are not tuned for this and run their defaults; `{tune_with}` tunes them")
+        let of = planish_tune::counted(*of, "kernel");
+        write!(f, "not tuned for this: {kernels} of {of}, at their defaults; `{tune_with}` tunes them")
     }
 }
 

@@ -329,9 +329,9 @@ fn store_verbs_list_show_move_and_clean() {
     check_store(&sandbox, &["show", "matmul", "rows"], 2, "hint: `planish store list` prints shapes");
     check_store(&sandbox, &["show", "matmul"], 0, "matmul cols=64,rows=7");
     check_store(&sandbox, &["show", "matmu"], 1, "no choice for matmu; `planish store list`");
-    check_store(&sandbox, &["verify"], 0, "1 choices");
-    check_store(&sandbox, &["export", "all.jsonl"], 0, "1 records");
-    check_store(&sandbox, &["import", "all.jsonl"], 0, "1 choices");
+    check_store(&sandbox, &["verify"], 0, "1 choice and 0 evidence records in 1 shard hold up; 0 lines damaged");
+    check_store(&sandbox, &["export", "all.jsonl"], 0, "1 record in");
+    check_store(&sandbox, &["import", "all.jsonl"], 0, "1 choice and");
     check_store(&sandbox, &["import", "all.jsonl"], 0, "0 choices and 0 evidence records added, 1 known");
     check_store(&sandbox, &["import", "home"], 2, "home");
     check_store(&sandbox, &["diff", "home/store"], 0, "");
@@ -350,7 +350,7 @@ fn a_damaged_store_is_reported_and_costs_only_the_damaged_line() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&shard, bytes).unwrap();
-    check_store(&sandbox, &["verify"], 1, "1 lines damaged");
+    check_store(&sandbox, &["verify"], 1, "1 line damaged");
     check_store(&sandbox, &["list"], 0, "warning: ");
 }
 

@@ -528,7 +528,7 @@ fn a_kernel_whose_default_cannot_run_is_said_and_the_answer_is_no() {
     let why = failed["error"].as_str().unwrap();
     assert!(failed["state"] == "failed" && why.contains("the default config") && why.contains("compile"), "{told}");
     assert!(fine.get("error").is_none(), "{told}");
-    assert!(told["sentence"].as_str().unwrap().contains("1 have a default that is wrong or does not run"), "{told}");
+    assert!(told["sentence"].as_str().unwrap().contains("1 whose default is wrong or does not run"), "{told}");
     assert!(text(&output.stderr).contains("its default stays"), "{}", text(&output.stderr));
 }
 

@@ -11,6 +11,7 @@ use super::record::{Choice, Evidence, Identity, Key, Source};
 use super::shard::{self, ShardWriter};
 use super::snapshot::{Layer, Lookup, Snapshot};
 use crate::config::Config;
+use crate::words::counted;
 
 /// Warnings kept; further ones are only counted, so that a ruined store does not fill memory.
 const WARNINGS_MAX: usize = 100;
@@ -159,7 +160,7 @@ impl Store {
         let mut out = std::mem::take(&mut self.warnings);
         let dropped = std::mem::take(&mut self.warnings_dropped);
         if dropped > 0 {
-            out.push(Warning::new(format!("{dropped} more warnings")));
+            out.push(Warning::new(counted(dropped, "more warning")));
         }
         out
     }

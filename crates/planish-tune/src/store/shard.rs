@@ -16,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::{Error, Warning, io_error};
 use super::frame::{self, Fault, Framed, Kind};
+use crate::words::counted;
 
 /// A larger shard is damage, not data: a choices line is under a kilobyte and a shard is one process's work.
 pub(super) const SHARD_BYTES_MAX: u64 = 1 << 30;
@@ -244,7 +245,7 @@ impl ShardReport {
     pub(super) fn warning(&self, path: &Path) -> Option<Warning> {
         let first = self.first.as_ref()?;
         let bad = self.damaged + self.foreign;
-        let lines = if bad == 1 { "1 line" } else { &format!("{bad} lines") };
+        let lines = counted(bad, "line");
         Some(Warning::new(format!("{}: {lines} skipped, {} read; {first}", path.display(), self.records)))
     }
 }

@@ -13,7 +13,7 @@ use planish_engine::plan::{Chosen, Entry};
 use planish_engine::tuning::{self, Setting, Work};
 use planish_kernels::op::{Op, Shape};
 use planish_tune::store::{Mode, Pin};
-use planish_tune::{Config, Policy, Rejection, Space, WallClock};
+use planish_tune::{Config, Policy, Rejection, Space, WallClock, counted};
 use serde::{Deserialize, Serialize};
 
 use super::tune::{ids, step};
@@ -166,7 +166,7 @@ fn on_cpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let (worker, clock) = (worker(&["--threads", &flags[0], "--isa", &flags[1]])?, WallClock::start());
     let machine = session.machine();
     let setting = workbench::setting(machine, Device::Cpu, (&session.identities, &worker, &clock));
-    ui.note(&format!("checking {} kernels in both configurations", decode.len() + prefill.len()));
+    ui.note(&format!("checking {} in both configurations", counted(decode.len() + prefill.len(), "kernel")));
     let mut gate = Vec::new();
     for (entry, configs) in decode.iter().chain(&prefill) {
         interrupt::check()?;
@@ -176,7 +176,7 @@ fn on_cpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     }
     let ids = ids(&session.model.file.tokenizer, context - 1)?;
     let model = session.model.file.path.display().to_string();
-    let label = format!("{}, {} threads, {}", session.cpu.topology().label, flags[0], flags[1]);
+    let label = format!("{}, {}, {}", session.cpu.topology().label, counted(session.cpu.threads(), "thread"), flags[1]);
     let made = Made { model, device: Device::Cpu.to_string(), label, digests, gate, paths };
     compare(args, sides, made, [&mut a, &mut b], &ids, ui)
 }
@@ -302,15 +302,15 @@ fn text(r: &Report) -> String {
         ("machine", format!("{}, {}", r.device, r.label)),
         ("pin", side(0)),
         ("against", side(1)),
-        ("gate", format!("{} configurations, worst error {worst:.2} of its bound", r.gate.len())),
+        ("gate", format!("{}, worst error {worst:.2} of its bound", counted(r.gate.len(), "configuration"))),
     ];
     let refused = r.gate.iter().filter_map(|g| Some((g, g.rejection.as_ref()?)));
     rows.extend(refused.map(|(g, why)| ("refused", format!("{} {} with {}: {why}", g.op, g.shape, g.config))));
     if r.decode.is_some() {
         let (same, of) = (r.same_best, r.compared);
         rows.extend([
-            ("decode", format!("{}, {} tokens at {}", speed(&r.decode), r.tokens, r.depth)),
-            ("prefill", format!("{}, {} tokens", speed(&r.prefill), r.depth)),
+            ("decode", format!("{}, {} at {}", speed(&r.decode), counted(r.tokens, "token"), r.depth)),
+            ("prefill", format!("{}, {}", speed(&r.prefill), counted(r.depth, "token"))),
             ("logits", format!("apart by at most {:.3e}; the same best token at {same} of {of}", r.logit_delta_max)),
         ]);
     }

@@ -2,6 +2,7 @@
 
 mod gpu;
 
+use planish_tune::counted;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -229,7 +230,7 @@ fn needed(args: &BenchArgs, context: usize, model: usize) -> Result<usize> {
         return Ok(needed);
     }
     let what = if prefill == needed {
-        format!("a prefill of {prefill} tokens does")
+        format!("a prefill of {} does", counted(prefill, "token"))
     } else {
         format!("{decode} tokens decoded after {depth} do")
     };
@@ -322,7 +323,10 @@ fn speed(mut samples: Vec<f64>) -> Option<Speed> {
 fn speed_text(speed: &Option<Speed>, tokens: u32) -> String {
     let Some(Speed { median, min, max, spread, samples }) = speed else { return "not measured".into() };
     let (runs, spread) = (samples.len(), 100.0 * spread);
-    format!("{median:.1} tokens/s median of {runs}, {min:.1} to {max:.1}, spread {spread:.0}%; {tokens} tokens")
+    format!(
+        "{median:.1} tokens/s median of {runs}, {min:.1} to {max:.1}, spread {spread:.0}%; {}",
+        counted(tokens, "token")
+    )
 }
 
 fn text(b: &Bench) -> String {
@@ -346,7 +350,7 @@ fn text(b: &Bench) -> String {
     rows.extend(first_token.map(|text| ("first token", text)));
     rows.extend(memory.map(|text| ("memory", text)));
     rows.extend([
-        ("machine", format!("{}, {} threads, {}", b.processor, b.threads, b.isa)),
+        ("machine", format!("{}, {}, {}", b.processor, counted(b.threads, "thread"), b.isa)),
         ("numerics", format!("{} activations, {} cache", b.activations, b.kv)),
         ("load", format!("{} before, {} after", load(&b.load_average), load(&b.load_average_after))),
         ("choices", session::tiers_text(&b.tiers)),

@@ -1,5 +1,6 @@
 //! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
 
+use planish_tune::counted;
 use std::io::{BufReader, IsTerminal, stdin};
 
 use anyhow::{Context, Result};
@@ -114,9 +115,9 @@ impl Conversation<'_> {
         if ids.len() >= context {
             self.messages.pop();
             crate::ui::say(&format!(
-                "the conversation with this message has {} tokens and the context holds {context}; \
+                "the conversation with this message has {} and the context holds {context}; \
                  send a shorter one, /clear to begin anew, or leave and use a larger --context",
-                ids.len()
+                counted(ids.len(), "token")
             ));
             return Ok(Outcome::No);
         }
@@ -156,7 +157,8 @@ impl Conversation<'_> {
         if done.ended == Ended::Context {
             let context = self.runner.context();
             crate::ui::say(&format!(
-                "the context of {context} tokens is full; /clear begins anew, --context makes it larger"
+                "the context of {} is full; /clear begins anew, --context makes it larger",
+                counted(context, "token")
             ));
         }
         self.messages.push(Message::new("assistant", text));

@@ -1,5 +1,6 @@
 //! `planish info`: what a machine is, what it does at best, and where planish keeps its files.
 
+use planish_tune::counted;
 use std::time::Duration;
 
 use clap::Args;
@@ -223,7 +224,15 @@ fn text(info: &Info, cpu: &Cpu) -> String {
     let load = info.load_average.map_or("unknown".into(), |l| format!("{:.2} {:.2} {:.2}", l[0], l[1], l[2]));
     let mut rows = vec![
         ("processor", format!("{}{host}", t.label)),
-        ("cores", format!("{} cores, {} threads, pool of {}{quota}", t.cores, t.threads, info.pool_threads)),
+        (
+            "cores",
+            format!(
+                "{}, {}, pool of {}{quota}",
+                counted(t.cores, "core"),
+                counted(t.threads, "thread"),
+                info.pool_threads
+            ),
+        ),
         ("instructions", t.isa.join(" ")),
         ("caches", format!("L1 {}, L2 {}, last {}", cache(t.l1_bytes), cache(t.l2_bytes), cache(t.llc_bytes))),
         ("read", gb_s(&info.read_gb_s)),
@@ -255,16 +264,12 @@ fn device_text(d: &Found) -> String {
     }
 }
 
-fn counted(n: u32) -> String {
-    if n == 1 { "1 thread".into() } else { format!("{n} threads") }
-}
-
 fn rates(p: &Peak) -> String {
-    format!("{:.0} GFLOP/s in f32, {:.0} GOP/s in int8, {}", p.f32_gflop_s, p.int8_gop_s, counted(p.threads))
+    format!("{:.0} GFLOP/s in f32, {:.0} GOP/s in int8, {}", p.f32_gflop_s, p.int8_gop_s, counted(p.threads, "thread"))
 }
 
 fn gb_s(b: &Bandwidth) -> String {
-    format!("{:.1} GB/s median, {:.1} best of {} passes, {}", b.median, b.best, b.samples, counted(b.threads))
+    format!("{:.1} GB/s median, {:.1} best of {} passes, {}", b.median, b.best, b.samples, counted(b.threads, "thread"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `planish run`: one prompt in, text out as it comes, after a first run has tuned the kernels for this machine.
 
+use planish_tune::counted;
 use std::io::{IsTerminal, Read, stdin};
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ fn finish(args: &RunArgs, stats: &Stats<'_, '_>, gain: Option<String>, ui: Ui) -
     interrupt::check()?;
     if stats.done.ended == Ended::Context {
         let context = stats.runner.context();
-        ui.note(&format!("note: the context of {context} tokens is full; --context makes it larger"));
+        ui.note(&format!("note: the context of {} is full; --context makes it larger", counted(context, "token")));
     }
     if args.stats {
         ui.note(&stats.text()?);
@@ -147,7 +148,7 @@ fn fits(tokens: usize, context: usize) -> Result<()> {
     if tokens < context {
         return Ok(());
     }
-    Err(anyhow!("the prompt has {tokens} tokens, and a context of {context} must also hold the answer"))
+    Err(anyhow!("the prompt has {}, and a context of {context} must also hold the answer", counted(tokens, "token")))
         .hint("use a larger --context or a shorter prompt")
 }
 
@@ -180,8 +181,8 @@ impl Stats<'_, '_> {
         let done = self.done;
         let decode = done.decode_tok_s().map_or("too few tokens to say".into(), |s| format!("{s:.1} tokens/s"));
         let mut rows = vec![
-            ("decode", format!("{decode}, {} tokens", done.ids.len())),
-            ("prefill", format!("{:.0} tokens/s, {} tokens", self.prefill_tok_s(), done.prompt_tokens)),
+            ("decode", format!("{decode}, {}", counted(done.ids.len(), "token"))),
+            ("prefill", format!("{:.0} tokens/s, {}", self.prefill_tok_s(), counted(done.prompt_tokens, "token"))),
             ("first token", format!("{:.0} ms after the start", self.first_token_ms())),
         ];
         rows.extend(self.runner.facts()?.rows);

@@ -4,6 +4,7 @@ mod evidence;
 mod lock;
 mod why;
 
+use planish_tune::counted;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -227,7 +228,11 @@ fn export(store: &Store, file: &Path, evidence: bool, ui: Ui) -> Result<Outcome>
     let contents = if evidence { Contents::ChoicesAndEvidence } else { Contents::Choices };
     let records =
         store::export(store, file, contents).or_hint("name a file in a folder that is there and can be written")?;
-    say(ui, &format!("{records} records in {}", file.display()), json!({ "records": records, "file": file }))?;
+    say(
+        ui,
+        &format!("{} in {}", counted(records, "record"), file.display()),
+        json!({ "records": records, "file": file }),
+    )?;
     Ok(Outcome::Done)
 }
 
@@ -236,7 +241,11 @@ fn added(added: Added, ui: Ui) -> Result<Outcome> {
     let place = if saved == Some(Saved::Memory) { ", not saved" } else { "" };
     say(
         ui,
-        &format!("{choices} choices and {evidence} evidence records added, {known} known{place}"),
+        &format!(
+            "{} and {} added, {known} known{place}",
+            counted(choices, "choice"),
+            counted(evidence, "evidence record")
+        ),
         json!({ "choices": choices, "evidence": evidence, "known": known, "saved": saved != Some(Saved::Memory) }),
     )?;
     Ok(if place.is_empty() { Outcome::Done } else { Outcome::No })
@@ -264,7 +273,7 @@ fn prune(root: &Path, older_than: Option<u32>, apply: Apply, ui: Ui) -> Result<O
     let verb = if apply == Apply::DryRun { "would be removed" } else { "removed" };
     say(
         ui,
-        &format!("{choices} choices and {evidence} evidence records {verb}"),
+        &format!("{} and {} {verb}", counted(choices, "choice"), counted(evidence, "evidence record")),
         json!({ "choices": pruned.choices, "evidence": evidence, "shards_skipped": pruned.shards_skipped }),
     )?;
     Ok(Outcome::Done)
@@ -276,12 +285,12 @@ fn verify(store: &Store, ui: Ui) -> Result<Outcome> {
     for v in store::verify(store)? {
         damaged += v.damaged + v.evidence_missing;
         let text = format!(
-            "{}: {} choices and {} evidence records in {} shards hold up; {} lines damaged, {} evidence missing",
+            "{}: {} and {} in {} hold up; {} damaged, {} evidence missing",
             v.root.display(),
-            v.choices,
-            v.evidence,
-            v.shards,
-            v.damaged,
+            counted(v.choices, "choice"),
+            counted(v.evidence, "evidence record"),
+            counted(v.shards, "shard"),
+            counted(v.damaged, "line"),
             v.evidence_missing
         );
         v.warnings.iter().for_each(|w| ui.note(&format!("warning: {w}")));

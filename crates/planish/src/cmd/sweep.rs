@@ -14,7 +14,7 @@ use planish_kernels::op::{Op, Shape};
 use planish_kernels::quant::WeightType;
 use planish_kernels::subject;
 use planish_kernels::weight::Activations;
-use planish_tune::{Interval, Policy, Value, WallClock};
+use planish_tune::{Interval, Policy, Value, WallClock, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::hint::WithHint;
@@ -170,7 +170,7 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let setting = bench.setting(&identities, &worker, &clock, budget);
     let ask = Ask { op, param: &args.param, values: &args.values, rounds: args.rounds as usize };
-    let spinner = ui.spinner(&format!("sweeping {} of {} at {} shapes", args.param, op.name, shapes.len()));
+    let spinner = ui.spinner(&format!("sweeping {} of {} at {}", args.param, op.name, counted(shapes.len(), "shape")));
     let mut found: Vec<AtShape> = Vec::new();
     for (i, (name, shape)) in shapes.iter().enumerate() {
         interrupt::check()?;
@@ -272,10 +272,10 @@ fn about(s: &AtShape) -> String {
     let partial = if s.sweep.partial { ", cut short" } else { "" };
     let name = if s.name == s.shape.to_string() { String::new() } else { format!("{}: ", s.name) };
     format!(
-        "{name}{}, {} read{control}; {} rounds{partial}, {} in turns ({}), load {} to {}",
+        "{name}{}, {} read{control}; {}{partial}, {} in turns ({}), load {} to {}",
         s.shape,
         report::bytes(s.read_bytes),
-        s.sweep.rounds,
+        counted(s.sweep.rounds, "round"),
         report::bytes(s.rotated_bytes),
         if s.cold { "cold" } else { "warm" },
         load(s.load[0]),
@@ -328,7 +328,9 @@ fn sentences(r: &Report) -> String {
     }
     let undecided = r.shapes.len() - r.verdict.best.len();
     out + &match (&r.verdict.everywhere[..], &r.verdict.compromise) {
-        _ if undecided > 0 => format!("at {undecided} of {} shapes there were too few rounds to say\n", r.shapes.len()),
+        _ if undecided > 0 => {
+            format!("at {undecided} of {} there were too few rounds to say\n", counted(r.shapes.len(), "shape"))
+        }
         ([], Some((value, loss, name))) => format!(
             "no one {} is best everywhere; {value} loses least, {:.1}% at {name}\n",
             r.param,

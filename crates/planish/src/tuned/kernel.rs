@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use planish_tune::stats::median_bounds;
 use planish_tune::store::{Source, State};
-use planish_tune::{Config, Final, Interval, Outcome, Ranked, Rejection, Verdict};
+use planish_tune::{Config, Final, Interval, Outcome, Ranked, Rejection, Verdict, counted};
 
 use super::Kernel;
 use super::page::interval;
@@ -121,7 +121,8 @@ fn promoted(o: &Outcome, config: &Config) -> String {
     let others = o.finals.iter().filter(|g| g.cleared && g.config != *config).count();
     if others > 0 {
         text += &format!(
-            " {others} more finalists clear it too; none is faster than it beyond doubt, or comes before it in the fixed order."
+            " Of the finalists {others} more cleared it; none is faster than it beyond doubt, or comes before it in the \
+             fixed order."
         );
     }
     if let Some(share) = o.busy() {
@@ -139,8 +140,9 @@ fn kept(o: &Outcome) -> String {
         }
         (0, _) => "The default stays: no configuration that was timed was faster in the search.".into(),
         (n, _) => format!(
-            "The default stays: of {n} finalists none cleared the margin of {margin}% with its lower bound, and a tie goes \
-             to the default."
+            "The default stays: of {} none cleared the margin of {margin}% with its lower bound, and a tie goes \
+             to the default.",
+            counted(n, "finalist")
         ),
     }
 }
@@ -220,7 +222,7 @@ fn facts(section: &mut Section, k: &Kernel, o: &Outcome) {
         Some((r, _)) if r <= 0.0 => "0.0% (the best measured runs)".to_owned(),
         Some((r, best)) => {
             let samples = o.ranking.first().map_or(0, |r| r.times.iter().map(|t| t.samples_ns.len()).sum::<usize>());
-            format!("{}% ({best} looked faster in {samples} samples)", percent(r))
+            format!("{}% ({best} looked faster in {})", percent(r), counted(samples, "sample"))
         }
         None => NONE.to_owned(),
     };
@@ -462,8 +464,11 @@ fn drift(section: &mut Section, k: &Kernel, o: &Outcome) {
     };
     let all = [series("counts", true, Tone::Chosen), series("taken back: the machine drifted", false, Tone::Bad)];
     let lost = all[1].points.len();
-    let summary =
-        format!("Drift: {} anchors, {lost} taken back with {} timings of configurations", o.anchors.len(), o.discarded);
+    let summary = format!(
+        "Drift: {}, {lost} taken back with {} of configurations",
+        counted(o.anchors.len(), "anchor"),
+        counted(o.discarded, "timing")
+    );
     let plot = Curves {
         title: "The default timed again and again".into(),
         note: "Each point is one anchor; where it moved away from those before it, the measurements around it were discarded \

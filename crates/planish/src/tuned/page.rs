@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use planish_engine::accept::{BreakEven, Gain};
 use planish_engine::roof::Roof;
-use planish_tune::Policy;
+use planish_tune::{Policy, counted};
 
 use super::kernel::{self, Decision};
 use super::{Kernel, Tuned};
@@ -42,7 +42,7 @@ fn lead(tuned: &Tuned) -> String {
     let told: Vec<String> = parts.iter().filter(|p| p.0 > 0).map(|(n, what)| format!("{n} {what}")).collect();
     match tuned.kernels.len() {
         0 => "There is no tuned kernel here.".to_owned(),
-        n => format!("{n} kernels: {}.", told.join("; ")),
+        n => format!("{}: {}.", counted(n, "kernel"), told.join("; ")),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The same measurement on a GPU: tokens are drawn there, each the likeliest, and read by the host behind it.
 
+use planish_tune::counted;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -124,7 +125,10 @@ fn text(b: &Bench) -> String {
     }
     rows.push(("first token", format!("{:.0} ms after the start, prompt of one token", b.first_token_ms)));
     let [weights, cache, file] = [b.arena_bytes as u64, b.kv_bytes as u64, b.speeds.file_bytes].map(report::bytes);
-    rows.push(("memory", format!("weights {weights} of a file of {file}, cache {cache} for {} tokens", b.context)));
+    rows.push((
+        "memory",
+        format!("weights {weights} of a file of {file}, cache {cache} for {}", counted(b.context, "token")),
+    ));
     if let (Some(submit), Some(wait)) = (b.submit_us, b.wait_us) {
         let ahead = b.ahead;
         rows.push(("host", format!("{submit:.1} us a token to submit, {wait:.1} us waiting, {ahead} steps ahead")));

@@ -1,5 +1,6 @@
 //! A token's time against its bytes over several models: all of them open at once and measured in turns.
 
+use planish_tune::counted;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -84,7 +85,7 @@ fn on_gpu(args: &ExplainArgs, ui: Ui) -> Result<Fitted> {
 /// Measures the models in turns, after a round that warms up; mixed models are refused before that.
 fn turns(args: &ExplainArgs, ui: Ui, samples: &mut [Sample], mut timed: Vec<Timed<'_>>) -> Result<()> {
     check(samples)?;
-    let spinner = ui.spinner(&format!("measuring {} models in turns", samples.len()));
+    let spinner = ui.spinner(&format!("measuring {} in turns", counted(samples.len(), "model")));
     let mut times = vec![Vec::new(); samples.len()];
     for round in 0..=args.rounds as usize {
         for (one, times) in timed.iter_mut().zip(&mut times) {

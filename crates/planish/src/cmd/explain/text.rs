@@ -2,6 +2,7 @@
 
 use planish_engine::explain::fit::Line;
 use planish_engine::explain::{Bounds, Measured, Row};
+use planish_tune::counted;
 
 use super::evidence::{Evidence, Explained, Facts, Fitted};
 use crate::report;
@@ -35,7 +36,7 @@ fn token(e: &Explained) -> String {
 
 /// The machine in words.
 pub fn machine(f: &Facts) -> String {
-    let threads = f.threads.map_or(String::new(), |n| format!(", {n} threads"));
+    let threads = f.threads.map_or(String::new(), |n| format!(", {}", counted(n, "thread")));
     let isa = f.isa.as_ref().map_or(String::new(), |isa| format!(", {isa}"));
     format!("{} ({}){threads}{isa}", f.identity.label, f.device)
 }

@@ -1,5 +1,6 @@
 //! `planish store lock`: what a model runs with, frozen into a file; and where two such files differ.
 
+use planish_tune::counted;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -36,7 +37,7 @@ pub fn run(args: &LockArgs, ui: Ui) -> Result<Outcome> {
     if ui.json {
         report::print_json(&json!({ "file": args.file, "choices": choices, "digest": digest, "unknown": unknown }))?;
     } else {
-        report::print(&format!("{choices} choices in {}, digest {digest}\n", args.file.display()))?;
+        report::print(&format!("{} in {}, digest {digest}\n", counted(choices, "choice"), args.file.display()))?;
     }
     Ok(Outcome::Done)
 }

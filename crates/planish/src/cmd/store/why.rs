@@ -10,7 +10,7 @@ use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{
     self, Change, Evidence, Explained, Mode, Origin, Question, Shown, Silicon, Store, Tier, Why, now_ms,
 };
-use planish_tune::{Config, Outcome as Tuned, Policy, Verdict};
+use planish_tune::{Config, Outcome as Tuned, Policy, Verdict, counted};
 use serde_json::{Value, json};
 
 use crate::cmd::Threads;
@@ -172,7 +172,7 @@ impl Answer {
             rows.push((if i == 0 { "differs" } else { "" }, line));
         }
         if let n @ 2.. = self.told.considered.len() {
-            rows.push(("others", format!("{} more records of this kernel; `store show` prints them", n - 1)));
+            rows.push(("others", format!("{} of this kernel, as `store show` prints", counted(n - 1, "more record"))));
         }
         report::pairs(&rows)
     }

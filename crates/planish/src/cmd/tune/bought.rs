@@ -8,7 +8,7 @@ use planish_engine::plan::Chosen;
 use planish_engine::tuning::{self, Done, Fate, Work};
 use planish_kernels::op::{Machine, Shape};
 use planish_tune::store::{Choice, Ratio, State, Store};
-use planish_tune::{Config, Policy, Verdict};
+use planish_tune::{Config, Policy, Verdict, counted};
 use serde::Serialize;
 use serde_json::json;
 
@@ -162,20 +162,22 @@ impl Bought {
 
     /// One line for who pressed Ctrl-C.
     pub fn interrupted(&self) -> String {
-        let (kept, all) = (self.rows.iter().filter(|r| r.state != "not reached").count(), self.rows.len());
+        let kept = self.rows.iter().filter(|r| r.state != "not reached").count();
+        let all = counted(self.rows.len(), "kernel");
         if self.lost() {
-            return format!("{kept} of {all} kernels were tuned, and nothing of that is saved");
+            return format!("{kept} of {all} tuned, and nothing of that is saved");
         }
-        format!("{kept} of {all} kernels are tuned and kept; the same command goes on with the rest")
+        format!("{kept} of {all} tuned and kept; the same command goes on with the rest")
     }
 
     /// One line for a run that found everything in the store.
     pub fn nothing_to_measure(&self) -> String {
         let undecided = match self.rows.iter().filter(|r| r.state == "undecided").count() {
             0 => String::new(),
-            n => format!("; {n} are undecided, and --force measures them again"),
+            n => format!("; undecided: {n}, which --force measures again"),
         };
-        format!("all {} kernels are known on this machine, nothing is measured{undecided}", self.rows.len())
+        let all = counted(self.rows.len(), "kernel");
+        format!("{all} known on this machine, nothing is measured{undecided}")
     }
 
     /// No where a kernel could not be tuned because its default is wrong or does not run, and where what was found is lost.
@@ -224,7 +226,8 @@ impl Bought {
             );
             text += &r.break_even.as_ref().map(break_even).unwrap_or_default();
             if end.put_back > 0 {
-                text += &format!("{} choices brought the model nothing and went back to the defaults\n", end.put_back);
+                let back = counted(end.put_back, "choice");
+                text += &format!("{back} brought the model nothing and went back to the defaults\n");
             }
         }
         text += &self.company();
@@ -246,8 +249,8 @@ impl Bought {
         }
         if let n @ 1.. = self.rows.iter().filter(|r| r.busy.is_some()).count() {
             text += &format!(
-                "not promoted for that: fewer threads for {n} of {} kernels, which {again} measures once more\n",
-                self.rows.len()
+                "not promoted for that: fewer threads for {n} of {}, measured once more by {again}\n",
+                counted(self.rows.len(), "kernel")
             );
         }
         text
@@ -255,19 +258,19 @@ impl Bought {
 
     /// What a person can repeat.
     fn sentence(&self) -> String {
-        let all = self.rows.len();
+        let all = counted(self.rows.len(), "kernel");
         let changed = self.rows.iter().filter(|r| r.choice != r.default).count();
         let unreached = self.rows.iter().filter(|r| r.state == "not reached").count();
         let mut rest = if unreached > 0 { format!(", {unreached} not reached") } else { String::new() };
         if self.failed() > 0 {
-            rest += &format!(", {} have a default that is wrong or does not run", self.failed());
+            rest += &format!(", {} whose default is wrong or does not run", self.failed());
         }
         if self.cut_off > 0 && self.lost() {
             rest += &format!(", {} cut off by the budget", self.cut_off);
         } else if self.cut_off > 0 {
             rest += &format!(", {} cut off by the budget, and {} goes on with them", self.cut_off, self.again);
         }
-        let kernels = format!("{changed} of {all} kernels run another configuration than the default{rest}");
+        let kernels = format!("{changed} of {all} with another configuration than the default{rest}");
         let time = match self.measured {
             0 => "nothing was measured".to_owned(),
             n if self.confirmed > 0 => {
@@ -338,7 +341,9 @@ fn state(choice: &Choice) -> &'static str {
 fn break_even(b: &BreakEven) -> String {
     let spent = format!("tuning took {:.0} s", b.tuning_s);
     match (b.tokens, b.tokens_most) {
-        (Some(tokens), Some(most)) => format!("{spent}, earned back after {tokens} tokens of decode, at most {most}\n"),
+        (Some(tokens), Some(most)) => {
+            format!("{spent}, earned back after {} of decode, at most {most}\n", counted(tokens, "token"))
+        }
         _ => format!("{spent}, which decode does not earn back\n"),
     }
 }
@@ -557,7 +562,7 @@ mod tests {
         let bought = Bought { rows: vec![row], ..bought(gain([100.0, 101.0, 1.01]), Some(0.48)) };
         let told = bought.text();
         assert!(told.contains("undecided: other work 48%"), "{told}");
-        assert!(told.contains("for 1 of 1 kernels, which `planish tune m.gguf` measures once more"), "{told}");
+        assert!(told.contains("for 1 of 1 kernel, measured once more by `planish tune m.gguf`"), "{told}");
         let json = serde_json::to_value(&bought).expect("plain data");
         assert_eq!((&json["rows"][0]["undecided"], &json["rows"][0]["busy"]), (&json!(why), &json!(0.48)));
     }

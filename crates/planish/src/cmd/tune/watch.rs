@@ -7,7 +7,7 @@ use planish_device::cpu::residency::Cold;
 use planish_engine::tuning::{Ceilings, Done, Fate, Watch, Work};
 use planish_kernels::cpu::peak::Peak;
 use planish_tune::contain::Stage;
-use planish_tune::{Event, Policy};
+use planish_tune::{Event, Policy, counted};
 
 use super::bought::short;
 use crate::ui::Ui;
@@ -41,7 +41,7 @@ impl Progress {
     pub fn new(ui: Ui, lines: bool, coming: Coming) -> Self {
         let Coming { kernels, budget, saved } = coming;
         let (seconds, saved) = (budget.as_secs_f64(), if saved { "; each is saved when done" } else { "" });
-        let what = format!("{kernels} kernels on this machine: done in at most {seconds:.0} s{saved}");
+        let what = format!("{} on this machine: done in at most {seconds:.0} s{saved}", counted(kernels, "kernel"));
         let bar = ui.spinner(&what);
         Progress { ui, lines, bar, start: Instant::now(), budget, kernels, at: what, kernel_left_s: 0.0 }
     }
@@ -53,7 +53,7 @@ impl Progress {
             let Ceilings { read_gb_s, peak: Peak { f32_gflop_s, int8_gop_s, threads } } = ceilings;
             let rates =
                 format!("{read_gb_s:.1} GB/s read, {f32_gflop_s:.0} GFLOP/s in f32, {int8_gop_s:.0} GOP/s in int8");
-            self.say(&format!("{threads} threads reach {rates}; times are held against that"));
+            self.say(&format!("reached with {}: {rates}; times are held against that", counted(*threads, "thread")));
             self.say(&Policy::default().promise());
         }
     }
