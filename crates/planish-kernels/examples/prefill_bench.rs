@@ -10,7 +10,7 @@ mod models;
 use models::{Fault, fill, model, places};
 use planish_device::{Backend, Cuda, CudaOptions, Init, Launch, Slice};
 use planish_kernels::cpu::isa::Isa;
-use planish_kernels::gpu::decode::model::{Memory, STEP_WORDS};
+use planish_kernels::gpu::decode::model::{Memory, STEP_WORDS, SYNC_WORDS};
 use planish_kernels::gpu::prefill::{PrefillMemory, launches, space};
 use planish_kernels::op::Machine;
 
@@ -76,7 +76,7 @@ fn main() -> Result<(), Fault> {
         values: alloc(2 * m.cache_elements())?,
         work: alloc(m.work_bytes())?,
         logits: alloc(4 * m.vocab)?,
-        sync: alloc(4)?,
+        sync: alloc(4 * SYNC_WORDS)?,
     };
     let ids: Vec<u32> = (0..chunk as u32).map(|i| i * 7 % m.vocab as u32).collect();
     let prefill = PrefillMemory {

@@ -5,8 +5,8 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, phases, qkv_segments,
-    ring_bytes, slot_bytes, stage,
+    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, needs_fence, phases,
+    qkv_segments, ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
@@ -80,7 +80,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let copies = copies.ok_or_else(|| Rejection::Constraint(format!("COPIES is one of {COPIES:?}")))?;
     let cross = CROSS.iter().position(|name| config.name("CROSS") == Some(name));
     let cross = cross.ok_or_else(|| Rejection::Constraint(format!("CROSS is one of {CROSS:?}")))?;
-    if cross == 1 && model.post_norms {
+    if cross == 1 && needs_fence(model, at) {
         return Err(Rejection::Constraint(FENCED.to_owned()));
     }
     let own = vec![

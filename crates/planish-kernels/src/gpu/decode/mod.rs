@@ -74,8 +74,14 @@ const COPIES: [&str; 2] = ["engine", "lanes"];
 
 /// How what a phase leaves crosses a barrier of the grid, as the text numbers it.
 const CROSS: [&str; 2] = ["fence", "marks"];
-/// A norm behind a block keeps a sum that carries no marks.
-const FENCED: &str = "norms behind blocks need CROSS=fence";
+/// What marks do not do.
+const FENCED: &str = "norms behind blocks, and windows of some layers, need CROSS=fence";
+
+/// Whether what crosses a barrier must be fenced: a norm behind a block keeps a sum that carries no marks, and where layers
+/// see different keys, a group that has the newest one in a layer may not have had it in the one before.
+fn needs_fence(model: &Model, at: &ModelAt) -> bool {
+    model.post_norms || at.layers.iter().any(|l| l.window != at.layers[0].window)
+}
 
 /// Groups of a grid, by tier.
 const BLOCKS: [usize; 4] = [2, 16, 64, 132];
@@ -251,7 +257,7 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let host = limits.backend == "host";
     let resident = if host { HOST_RESIDENT } else { usize::MAX };
     let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
-    let (forms, m, at) = (Forms::of(model, at), *model, at.clone());
+    let (forms, m, at, fence) = (Forms::of(model, at), *model, at.clone(), needs_fence(model, at));
     let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
     let fits: Arc<dyn Fn(&Config) -> bool + Send + Sync> = Arc::new(move |c| {
         let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
@@ -279,7 +285,7 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                     matches!((knob(c, "DENSE"), simds), (Ok(dense), Ok(simds)) if dense <= simds)
                 }),
             ),
-            named(FENCED.to_owned(), Box::new(move |c| !m.post_norms || c.name("CROSS") == Some("fence"))),
+            named(FENCED.to_owned(), Box::new(move |c| !fence || c.name("CROSS") == Some("fence"))),
             named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
             Constraint { name: format!("threadgroup bytes <= {bytes}, with copies <= {whole}"), holds: fits },
         ],
@@ -341,6 +347,9 @@ fn limits(config: &Config) -> Result<(), Rejection> {
         let n = knob(config, name)?;
         if n == 0 || n > most {
             return Err(Rejection::Constraint(format!("{name} is {n}, at most {most}")));
+        }
+        if name == "ROWS_UP" && n % 2 == 1 {
+            return Err(Rejection::Constraint(format!("ROWS_UP is {n}: rows of gate and up come in pairs")));
         }
     }
     Ok(())

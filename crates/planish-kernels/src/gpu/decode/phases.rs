@@ -150,15 +150,16 @@ macro_rules! grid {
         ",
             embed!(),
             "
-        ARRIVE();
+        // The first layer overwrites this from other threads, so here what is written is seen.
+        ARRIVE(true);
 ",
             $border,
             "    }
-    ",
+    if (!idle(PHASE_QKV, at)) ",
             norm!("layer_at(p.first) + LAYER_ATTN_NORM"),
             ahead!("PHASE_QKV"),
             "if ((p.ends & 1u) != 0u) {
-        WAIT();
+        WAIT(true);
 ",
             $border,
             "    }
@@ -171,58 +172,61 @@ macro_rules! grid {
         ",
             qkv!("layer", "first"),
             "
-        if (MEETS) ARRIVE();
+        if (MEETS) ARRIVE(fences);
         if (MARKS == 0) {
 ",
             $border,
             "        }
         ahead_pay(ahead, words, arena, ring, copies, at);
-        if (MEETS) WAIT();
+        if (MEETS) WAIT(fences);
 ",
             $border,
             "        ",
             attend!("layer", "newest", "marks"),
             "
-        ARRIVE();
+        ARRIVE(fences);
 ",
             $border,
             "        if (layer + 1u < p.first + p.count) prefetch_norms(arena, words, layer + 1u, at);
-        WAIT();
+        WAIT(fences);
 ",
             $border,
             "        ",
             out!("layer", "out"),
             "
-        ARRIVE();
+        ARRIVE(fences);
 ",
             $border,
-            "        ",
+            "        if (!idle(PHASE_UP, at)) ",
             norm!("layer_at(layer) + LAYER_FFN_NORM"),
             "    ahead_pay(ahead, words, arena, ring, copies, at);
-        WAIT();
+        WAIT(fences);
 ",
             $border,
             "        ",
             up!("layer", "marks"),
             "
-        ARRIVE();
+        ARRIVE(fences);
 ",
             $border,
             "        ahead_pay(ahead, words, arena, ring, copies, at);
-        WAIT();
+        WAIT(fences);
 ",
             $border,
             "        ",
             down!("layer", "marks"),
             "
-        if (layer + 1u < p.first + p.count || (p.ends & 2u) != 0u) {
-            ARRIVE();
+        const bool next = layer + 1u < p.first + p.count;
+        if (next || (p.ends & 2u) != 0u) {
+            // The head is read by groups that have not seen the residual of the layer before where few have q, k and v.
+            const bool all = fences || (DENSE > 0 && !next);
+            ARRIVE(all);
 ",
             $border,
-            "            ",
-            norm!("layer + 1u < p.first + p.count ? layer_at(layer + 1u) + LAYER_ATTN_NORM : MODEL_NORM"),
+            "            if (!next || !idle(PHASE_QKV, at)) ",
+            norm!("next ? layer_at(layer + 1u) + LAYER_ATTN_NORM : MODEL_NORM"),
             "        ahead_pay(ahead, words, arena, ring, copies, at);
-            WAIT();
+            WAIT(all);
 ",
             $border,
             "        }
