@@ -2,7 +2,6 @@
 
 mod gpu;
 
-use planish_tune::counted;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use planish_device::system;
 use planish_engine::explain::token;
 use planish_engine::probes;
 use planish_engine::verify::Feed;
+use planish_tune::counted;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -1,6 +1,5 @@
 //! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
 
-use planish_tune::counted;
 use std::io::{BufReader, IsTerminal, stdin};
 
 use anyhow::{Context, Result};
@@ -8,6 +7,7 @@ use clap::Args;
 use planish_engine::generate::{Ended, Flow, Settings};
 use planish_engine::text::Tokenizer;
 use planish_engine::text::chat::{ChatTemplate, Message, Then};
+use planish_tune::counted;
 use serde_json::json;
 
 use super::input::{self, Input};

@@ -1,6 +1,5 @@
 //! `planish info`: what a machine is, what it does at best, and where planish keeps its files.
 
-use planish_tune::counted;
 use std::time::Duration;
 
 use clap::Args;
@@ -11,6 +10,7 @@ use planish_engine::probes::{self, Ceilings, Effort};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::Machine;
+use planish_tune::counted;
 use serde::Serialize;
 
 use super::{Threads, probe};

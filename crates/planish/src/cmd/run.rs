@@ -1,6 +1,5 @@
 //! `planish run`: one prompt in, text out as it comes, after a first run has tuned the kernels for this machine.
 
-use planish_tune::counted;
 use std::io::{IsTerminal, Read, stdin};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use planish_engine::generate::{Ended, Flow, Generated};
 use planish_engine::model::ModelFile;
 use planish_engine::text::Special;
 use planish_engine::text::chat::{Message, Then};
+use planish_tune::counted;
 use serde_json::{Value, json};
 
 use super::input::{self, MOST_BYTES};

@@ -4,12 +4,12 @@ mod evidence;
 mod lock;
 mod why;
 
-use planish_tune::counted;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
+use planish_tune::counted;
 use planish_tune::store::{self, Added, Apply, Choice, Contents, Key, Layers, Listed, Prune, Saved, Shown, Store};
 use serde_json::{Value, json};
 

@@ -1,6 +1,5 @@
 //! The same measurement on a GPU: tokens are drawn there, each the likeliest, and read by the host behind it.
 
-use planish_tune::counted;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -9,6 +8,7 @@ use planish_engine::explain::token;
 use planish_engine::generate::Flow;
 use planish_engine::gpu::{By, Options, Route};
 use planish_engine::probes::{self, Effort};
+use planish_tune::counted;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -1,6 +1,5 @@
 //! A token's time against its bytes over several models: all of them open at once and measured in turns.
 
-use planish_tune::counted;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -11,6 +10,7 @@ use planish_engine::generate::Flow;
 use planish_engine::gpu::GpuDecoder;
 use planish_engine::gpu::{By, Route};
 use planish_engine::probes::{self, Effort, Handed, Roof};
+use planish_tune::counted;
 
 use super::evidence::{Facts, Fitted};
 use super::{ExplainArgs, PROBE_TIME};

@@ -1,10 +1,10 @@
 //! `planish store lock`: what a model runs with, frozen into a file; and where two such files differ.
 
-use planish_tune::counted;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
+use planish_tune::counted;
 use planish_tune::store::{Frozen, Unlike};
 use serde_json::json;
 
