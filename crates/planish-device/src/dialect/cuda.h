@@ -86,11 +86,12 @@ template <class T> INLINE void atomic_store(T* a, uint i, T v) { *(volatile T*)(
 
 // A round adds 2^31 in all, so the top bit of the counter's first word turns when the last group comes, for ever:
 // whoever launches first makes its other bits zero, and nobody sets it back.
+INLINE uint grid_step() { return blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u; }
 INLINE void grid_barrier(uint* counter) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        const uint old = atomicAdd(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        const uint old = atomicAdd(counter, grid_step());
         while (((old ^ *(volatile uint*)counter) & 0x80000000u) == 0) {}
         __threadfence();
     }
@@ -101,14 +102,15 @@ INLINE void grid_barrier(uint* counter) {
 // round that this group has come, and that all have.
 INLINE uint grid_sense(uint* counter) { return *(volatile uint*)counter & 0x80000000u; }
 // The last SIMD group does both: it is the one that most often has no other work.
+INLINE bool grid_speaks() { return threadIdx.x == GROUP_THREADS - 32; }
 INLINE void grid_arrive(uint* counter) {
     __syncthreads();
-    if (threadIdx.x == GROUP_THREADS - 32)
+    if (grid_speaks())
         asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; red.release.gpu.global.add.u32 [g], %1; }"
-                     :: "l"(counter), "r"(blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u) : "memory");
+                     :: "l"(counter), "r"(grid_step()) : "memory");
 }
 INLINE void grid_wait(uint* counter, uint& sense) {
-    if (threadIdx.x == GROUP_THREADS - 32) {
+    if (grid_speaks()) {
         uint now;
         do asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.acquire.gpu.global.u32 %0, [g]; }" : "=r"(now) : "l"(counter) : "memory");
         while (((now ^ sense) & 0x80000000u) == 0);
@@ -120,14 +122,14 @@ INLINE void grid_wait(uint* counter, uint& sense) {
 // to be seen, unless `fenced`. What crosses is stored and loaded relaxed.
 INLINE void grid_arrive_loose(uint* counter, bool fenced) {
     __syncthreads();
-    if (threadIdx.x == GROUP_THREADS - 32) {
+    if (grid_speaks()) {
         if (fenced) __threadfence();
         asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %0; red.relaxed.gpu.global.add.u32 [g], %1; }"
-                     :: "l"(counter), "r"(blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u) : "memory");
+                     :: "l"(counter), "r"(grid_step()) : "memory");
     }
 }
 INLINE void grid_wait_loose(uint* counter, uint& sense, bool fenced) {
-    if (threadIdx.x == GROUP_THREADS - 32) {
+    if (grid_speaks()) {
         uint now;
         do asm volatile("{ .reg .u64 g; cvta.to.global.u64 g, %1; ld.relaxed.gpu.global.u32 %0, [g]; }" : "=r"(now) : "l"(counter) : "memory");
         while (((now ^ sense) & 0x80000000u) == 0);

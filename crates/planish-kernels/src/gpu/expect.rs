@@ -48,7 +48,8 @@ pub fn outputs_of_sums<const N: usize>(
     })
 }
 
-fn judged<const N: usize>(
+/// Outputs of the given types and lengths, as `expected` says; it does not run for [`Fill::Unjudged`].
+pub fn judged<const N: usize>(
     fill: Fill,
     kinds: [(Dtype, usize); N],
     expected: impl FnOnce() -> [Expected; N],

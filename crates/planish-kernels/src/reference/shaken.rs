@@ -90,6 +90,14 @@ impl AddAssign for Shaken {
     }
 }
 
+macro_rules! functions {
+    ($($f:ident),*) => {$(
+        fn $f(self) -> Self {
+            shake(self.f64().$f())
+        }
+    )*};
+}
+
 impl Real for Shaken {
     fn of(x: f64) -> Self {
         Shaken(x as f32)
@@ -97,24 +105,7 @@ impl Real for Shaken {
     fn f64(self) -> f64 {
         f64::from(self.0)
     }
-    fn exp(self) -> Self {
-        shake(self.f64().exp())
-    }
-    fn tanh(self) -> Self {
-        shake(self.f64().tanh())
-    }
-    fn sqrt(self) -> Self {
-        shake(self.f64().sqrt())
-    }
-    fn ln(self) -> Self {
-        shake(self.f64().ln())
-    }
-    fn sin(self) -> Self {
-        shake(self.f64().sin())
-    }
-    fn cos(self) -> Self {
-        shake(self.f64().cos())
-    }
+    functions!(exp, tanh, sqrt, ln, sin, cos);
 }
 
 #[cfg(test)]

@@ -68,6 +68,12 @@ pub(super) struct Step<'a> {
     ring: usize,
 }
 
+/// Which of `names` the configuration's `param` is.
+fn place(config: &Config, param: &str, names: &[&str]) -> Result<usize, Rejection> {
+    let place = names.iter().position(|name| config.name(param) == Some(name));
+    place.ok_or_else(|| Rejection::Constraint(format!("{param} is one of {names:?}")))
+}
+
 fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'static str, i64)>, Rejection> {
     let get = |name| knob(config, name).map(|n| n as i64);
     let forms = Forms::of(model, at);
@@ -76,10 +82,7 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
     let lanes = (model.head_dim / 8).next_power_of_two();
     let quads_each = |n: usize| knob(config, "THREADS").map(|threads| (n / 4).div_ceil(threads) as i64);
     let slot = slot_bytes(model, at, config)? / ALIGN;
-    let copies = COPIES.iter().position(|name| config.name("COPIES") == Some(name));
-    let copies = copies.ok_or_else(|| Rejection::Constraint(format!("COPIES is one of {COPIES:?}")))?;
-    let cross = CROSS.iter().position(|name| config.name("CROSS") == Some(name));
-    let cross = cross.ok_or_else(|| Rejection::Constraint(format!("CROSS is one of {CROSS:?}")))?;
+    let (copies, cross) = (place(config, "COPIES", &COPIES)?, place(config, "CROSS", &CROSS)?);
     if cross == 1 && needs_fence(model, at) {
         return Err(Rejection::Constraint(FENCED.to_owned()));
     }

@@ -348,9 +348,9 @@ fn limits(config: &Config) -> Result<(), Rejection> {
         if n == 0 || n > most {
             return Err(Rejection::Constraint(format!("{name} is {n}, at most {most}")));
         }
-        if name == "ROWS_UP" && n % 2 == 1 {
-            return Err(Rejection::Constraint(format!("ROWS_UP is {n}: rows of gate and up come in pairs")));
-        }
     }
-    Ok(())
+    match knob(config, "ROWS_UP")? {
+        n if n % 2 == 1 => Err(Rejection::Constraint(format!("ROWS_UP is {n}: rows of gate and up come in pairs"))),
+        _ => Ok(()),
+    }
 }

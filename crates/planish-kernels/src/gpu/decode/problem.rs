@@ -396,6 +396,12 @@ fn steps_words(token: usize, position: usize, drawn: Option<u32>) -> (Vec<u8>, E
     (before, Expected::exact(Dtype::U32, words.iter().map(|w| f64::from(*w)).collect()))
 }
 
+/// The words of the barrier, which may end as anything.
+pub fn barrier_words() -> Arg {
+    let any = Expected::exact(Dtype::U32, vec![0.0; SYNC_WORDS]);
+    Arg::InOut(vec![0; 4 * SYNC_WORDS], Expected { bounds: vec![f64::INFINITY; SYNC_WORDS], ..any })
+}
+
 pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let (m, mut rng) = (model(s), Rng::new(seed));
     let (token, position) = (rng.index(m.vocab), s.size("keys") - 1);
@@ -420,8 +426,6 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let (before, after) = steps_words(token, position, drawn.filter(|_| judged));
     let [keys, values] = held;
     let [after_k, after_v] = [(0, &keys), (1, &values)].map(|(i, x)| caches_after(&m, x, i, &[(position, &y.new)]));
-    let (n, dtype) = (SYNC_WORDS, Dtype::U32);
-    let any = Expected { dtype, values: vec![0.0; n], bounds: vec![f64::INFINITY; n], untouched: 0 };
     Problem {
         shape: s.clone(),
         attrs: Attrs::new().with("draw", f64::from(u32::from(drawn.is_some() && judged))),
@@ -434,7 +438,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
             Arg::InOut(data::bytes_f16(&values), after_v),
             Arg::Scratch(m.work_bytes()),
             Arg::Out(y.logits),
-            Arg::InOut(vec![0; 4 * SYNC_WORDS], any),
+            barrier_words(),
         ],
         label: format!("{fill:?} seed={seed}"),
     }

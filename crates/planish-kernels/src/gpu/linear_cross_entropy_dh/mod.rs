@@ -13,6 +13,7 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::cross_entropy::reference::{Loss, Reduction};
 use crate::gpu::cross_entropy::shared::{self as loss, loss_of};
+use crate::gpu::expect::judged;
 use crate::gpu::linear_cross_entropy::reference::linear_cross_entropy;
 use crate::gpu::linear_cross_entropy::shared::{self, LEAST_CHUNK, MOST_CHUNK};
 use crate::gpu::linear_cross_entropy_backward::reference::Linear;
@@ -101,16 +102,13 @@ fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
         let of = |o: &Loss| linear_cross_entropy(&h, &w, bias64.as_deref(), &i.targets, o);
         (of(&o), linear_cross_entropy(&i.h, &i.w, bias, &i.targets, &o))
     }));
-    args.push(Arg::Out(match fill {
-        Fill::Unjudged => Expected::exact(io, vec![0.0; tokens * hidden]),
-        _ => {
-            let (dh, rounded) = (reference::gradient(&exact, &o, |slope| slope), |slope| data::nearest(slope, io));
-            let (h, w, bias, up) = (lift(&i.h), lift(&i.w), bias.map(lift), lift(&up));
-            let shaken = Linear { h: &h, w: &w, bias: bias.as_deref(), targets: &i.targets, lse: &[], up: &up };
-            let draws = Shaken::draws(io, dh.len(), || reference::gradient::<Shaken>(&shaken, &o, |slope| slope));
-            let ceilings: Vec<f64> = reference::magnitudes(&exact, &o).iter().map(|m| 1e-5 * m).collect();
-            Expected::drawn_below(io, dh, (&reference::gradient(&plain, &o, rounded), &draws), &ceilings)
-        }
+    args.extend(judged(fill, [(io, tokens * hidden)], || {
+        let (dh, rounded) = (reference::gradient(&exact, &o, |slope| slope), |slope| data::nearest(slope, io));
+        let (h, w, bias, up) = (lift(&i.h), lift(&i.w), bias.map(lift), lift(&up));
+        let shaken = Linear { h: &h, w: &w, bias: bias.as_deref(), targets: &i.targets, lse: &[], up: &up };
+        let draws = Shaken::draws(io, dh.len(), || reference::gradient::<Shaken>(&shaken, &o, |slope| slope));
+        let ceilings: Vec<f64> = reference::magnitudes(&exact, &o).iter().map(|m| 1e-5 * m).collect();
+        [Expected::drawn_below(io, dh, (&reference::gradient(&plain, &o, rounded), &draws), &ceilings)]
     }));
     args.push(Arg::Scratch(4 * (tokens + 1)));
     args.push(Arg::Scratch(16 * tokens * o.vocab.div_ceil(LEAST_CHUNK)));

@@ -8,8 +8,10 @@ use planish_tune::{Config, Rejection};
 
 use super::{PrefillMemory, ROWS, io, launches};
 use crate::data::{self, Rng};
-use crate::gpu::decode::model::{Memory, Model, STEP_WORDS, SYNC_WORDS};
-use crate::gpu::decode::problem::{Built, angles, blurred, build, cache, caches_after, check_model, ropes};
+use crate::gpu::decode::model::{Memory, Model, STEP_WORDS};
+use crate::gpu::decode::problem::{
+    Built, angles, barrier_words, blurred, build, cache, caches_after, check_model, ropes,
+};
 pub use crate::gpu::decode::problem::{model, places};
 use crate::gpu::decode::reference::{CACHE, Given, Layer, Matrix, step_stored};
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, OpCall, Problem, Shape};
@@ -279,8 +281,6 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
     let step: Vec<u32> = (0..STEP_WORDS as u32).collect();
     let mut step_after: Vec<f64> = step.iter().map(|w| f64::from(*w)).collect();
     step_after[1] = (past + count) as f64;
-    let any = vec![0.0; SYNC_WORDS];
-    let any = Expected { bounds: vec![f64::INFINITY; SYNC_WORDS], ..Expected::exact(Dtype::U32, any) };
     // Ids past the last token may be anything.
     let mut words = PrefillMemory::words(past, &ids);
     words.resize(PrefillMemory::words_bytes(chunk), 0xa5);
@@ -296,7 +296,7 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
             Arg::InOut(data::bytes_f16(&held[1]), after_v),
             Arg::Scratch(m.work_bytes()),
             Arg::Out(y.logits),
-            Arg::InOut(vec![0; 4 * SYNC_WORDS], any),
+            barrier_words(),
             Arg::In(words),
             Arg::Scratch(PrefillMemory::weights_bytes((&m, &built.at))),
             Arg::Scratch(PrefillMemory::rows_bytes((&m, &built.at), chunk)),
