@@ -291,9 +291,15 @@ fn without_a_place_to_write_it_works_from_memory_and_says_so_once() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    let output = tune(&file.join("home"), "2s").output().unwrap();
+    let (output, told) = RISING
+        .iter()
+        .find_map(|budget| {
+            let output = tune(&file.join("home"), budget).output().unwrap();
+            let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+            (told["measured"] != 0).then_some((output, told))
+        })
+        .expect("three minutes are enough to measure one kernel");
     let stderr = text(&output.stderr);
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&told["saved"], output.status.code()), (&false.into(), Some(1)), "{told} {stderr}");
     let sentence = told["sentence"].as_str().unwrap();
     assert!(sentence.contains("nothing of it is saved") && !sentence.contains("goes on with"), "{sentence}");
@@ -381,20 +387,17 @@ fn gpu_kernels_are_tuned_through_a_worker_on_the_host_executor() {
         "rms_norm:rows=3,cols=97,type=f32",
         "--kernel",
         "matvec:type=q4_1,act=f32,rows=9,cols=96",
-        "--budget",
-        "30s",
         "--json",
     ];
-    let output = command(home.path(), &args).output().unwrap();
-    let first = report(&output);
+    let first = all_reached(home.path(), &args);
     let rows = first["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(|r| r["op"].as_str().unwrap()).collect::<Vec<_>>(), ["rms_norm", "matvec"]);
     let known = ["tuned", "default kept", "undecided"];
     assert!(rows.iter().all(|r| known.contains(&r["state"].as_str().unwrap())), "{first}");
     assert!(rows[0]["choice"]["THREADS"].is_number() && rows[0].get("error").is_none(), "{first}");
-    assert_eq!(first["measured"], 2, "{first} {}", text(&output.stderr));
+    // One that an earlier and smaller budget had measured is known to the last.
+    assert!(first["measured"].as_u64() >= Some(1), "{first}");
     assert_eq!(stored(home.path()).len(), 2);
-    settle(home.path());
     let again = report(&command(home.path(), &args).output().unwrap());
     assert_eq!(again["measured"], 0, "{again}");
     let unknown = command(home.path(), &["tune", "--device", "host", "--kernel", "norm:rows=3"]).output().unwrap();
@@ -520,10 +523,16 @@ fn a_kernel_whose_default_cannot_run_is_said_and_the_answer_is_no() {
     fs::write(&compiler, format!("#!/bin/sh\n{text_of}\n{refuse}\nexec {real} \"$@\"\n")).unwrap();
     fs::set_permissions(&compiler, fs::Permissions::from_mode(0o755)).unwrap();
     let (bad, good) = ("rms_norm:rows=3,cols=97,type=f32", "swiglu:gate=silu,n=100,type=f32");
-    let args = ["tune", "--device", "host", "--kernel", bad, "--kernel", good, "--budget", "8s", "--json"];
-    let output = command(home.path(), &args).env("CXX", &compiler).output().unwrap();
+    let args = ["tune", "--device", "host", "--kernel", bad, "--kernel", good, "--json"];
+    let once = |budget: &&str| {
+        let args = [&args[..], &["--budget", budget]].concat();
+        let output = command(home.path(), &args).env("CXX", &compiler).output().unwrap();
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let reached = told["rows"].as_array().unwrap().iter().all(|r| r["state"] != "not reached");
+        reached.then_some((output, told))
+    };
+    let (output, told) = RISING[1..].iter().find_map(once).expect("three minutes are enough for two kernels");
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     let (failed, fine) = (&told["rows"][0], &told["rows"][1]);
     let why = failed["error"].as_str().unwrap();
     assert!(failed["state"] == "failed" && why.contains("the default config") && why.contains("compile"), "{told}");
