@@ -1,9 +1,10 @@
 //! Tuning a worklist: each op at each shape in a worker process, within one budget, every outcome stored at once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::{Machine, Op, Shape};
 use planish_kernels::subject::{self, OpSubject, Spec, processors, risk};
 use planish_kernels::telling::Telling;
-use planish_tune::contain::{Ahead, Deadlines, Processors, Quarantine, Remote, Setup, Stage, Tell};
+use planish_tune::contain::{Ahead, Deadlines, FloorAgain, Processors, Quarantine, Remote, Setup, Stage, Tell};
 use planish_tune::recorded::{About, Recorded};
 use planish_tune::store::{Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms};
 use planish_tune::{
@@ -92,6 +93,43 @@ pub struct Ceilings {
     pub peak: Peak,
 }
 
+/// The ceilings of a machine, which can be measured again: other work may have been in the way, and then they were too low.
+#[derive(Clone)]
+pub struct CeilingProbe<'a> {
+    now: Rc<Cell<Ceilings>>,
+    again: Option<Rc<dyn Fn() -> Result<Ceilings> + 'a>>,
+}
+
+impl<'a> CeilingProbe<'a> {
+    /// Ceilings that stand.
+    pub fn fixed(ceilings: Ceilings) -> Self {
+        CeilingProbe { now: Rc::new(Cell::new(ceilings)), again: None }
+    }
+
+    /// Ceilings that `again` measures another time.
+    pub fn measured(ceilings: Ceilings, again: impl Fn() -> Result<Ceilings> + 'a) -> Self {
+        CeilingProbe { again: Some(Rc::new(again)), ..CeilingProbe::fixed(ceilings) }
+    }
+
+    /// The highest that were measured so far.
+    pub fn now(&self) -> Ceilings {
+        self.now.get()
+    }
+
+    /// Measures again; whether that could be done.
+    fn raise(&self) -> bool {
+        let Some(Ok(new)) = self.again.as_ref().map(|again| again()) else { return false };
+        let Ceilings { read_gb_s, peak } = self.now();
+        let peak = Peak {
+            f32_gflop_s: peak.f32_gflop_s.max(new.peak.f32_gflop_s),
+            int8_gop_s: peak.int8_gop_s.max(new.peak.int8_gop_s),
+            ..peak
+        };
+        self.now.set(Ceilings { read_gb_s: read_gb_s.max(new.read_gb_s), peak });
+        true
+    }
+}
+
 /// The items of the plans that have something to tune, heaviest first; decode and prefill weigh alike.
 pub fn worklist(plans: &[&[Entry]], ceilings: Ceilings) -> Vec<Work> {
     let mut all: Vec<Work> = Vec::new();
@@ -141,7 +179,7 @@ pub struct Setting<'a> {
     /// Search and promotion policy.
     pub policy: Policy,
     /// Ceilings for floors.
-    pub ceilings: Option<Ceilings>,
+    pub ceilings: Option<CeilingProbe<'a>>,
     /// Bytes that rotated copies exceed, so that weights come from memory as they do in a model.
     pub rotate_bytes: u64,
     /// How those were found, where they were measured; part of the evidence.
@@ -312,13 +350,14 @@ fn claim(key: &Key, identity: &Identity, space: &Space, store: &Store) -> Option
 }
 
 fn spec(work: &Work, setting: &Setting<'_>) -> Spec {
+    let ceilings = setting.ceilings.as_ref().map(CeilingProbe::now);
     Spec {
         device: setting.device.clone(),
         op: work.op.name.to_owned(),
         shape: work.shape.clone(),
         rotate_bytes: setting.rotate_bytes,
-        read_gb_s: setting.ceilings.map(|c| c.read_gb_s),
-        peak: setting.ceilings.map(|c| c.peak),
+        read_gb_s: ceilings.map(|c| c.read_gb_s),
+        peak: ceilings.map(|c| c.peak),
         seed: 1,
         deterministic: work.deterministic,
     }
@@ -372,11 +411,11 @@ fn setup(work: &Work, setting: &Setting<'_>) -> Result<Setup> {
 }
 
 /// The item in a worker process of its own.
-pub(crate) fn remote(
+pub(crate) fn remote<'a>(
     work: &Work,
-    setting: &Setting<'_>,
+    setting: &Setting<'a>,
     quarantine: &Arc<Mutex<Quarantine>>,
-) -> Result<Remote<'static>> {
+) -> Result<Remote<'a>> {
     let key = key(work.op, &work.shape)?;
     let mut setup = setup(work, setting)?;
     let identity = setting.identities.of(&setup.space);
@@ -386,7 +425,20 @@ pub(crate) fn remote(
     // Other work takes processors from kernels that run there, and says nothing of those of a card.
     let processors =
         (setting.machine.backend.limits().backend == "cpu").then_some(Processors { usage, used: processors });
-    Ok(Remote::new(setup, again, quarantine.clone()).preparing(ahead(work)).on(processors))
+    let remote = Remote::new(setup, again, quarantine.clone());
+    Ok(remote.preparing(ahead(work)).on(processors).on_doubt(floor_again(work, setting)))
+}
+
+/// Measures the ceilings again for an item, whose floors follow from them; a whole step's follows from a card's own.
+fn floor_again<'a>(work: &Work, setting: &Setting<'a>) -> Option<FloorAgain<'a>> {
+    let probe = setting.ceilings.clone().filter(|_| work.step.is_none())?;
+    let (work, setting) = (work.clone(), setting.clone());
+    Some(Box::new(move |point| {
+        if !probe.raise() {
+            return None;
+        }
+        OpSubject::new(spec(&work, &setting), setting.machine).ok()?.floor(point)
+    }))
 }
 
 /// Refuses an item whose inputs, references and copies take more memory than there is.
@@ -511,7 +563,7 @@ fn roof(work: &Work, setting: &Setting<'_>) -> serde_json::Value {
     if work.step.is_some() {
         return serde_json::Value::Null;
     }
-    let mut roof = Roof::of(work.op, &work.shape, setting.ceilings);
+    let mut roof = Roof::of(work.op, &work.shape, setting.ceilings.as_ref().map(CeilingProbe::now));
     roof.read_gb_s = roof.read_gb_s.or(setting.machine.backend.limits().read_gb_s);
     serde_json::to_value(roof).expect("a roof is plain numbers")
 }
@@ -614,4 +666,55 @@ pub fn serve_worker(open: &mut dyn FnMut(&str) -> Result<Machine<'static>, Strin
         }
     };
     planish_tune::contain::serve_stdio(&mut factory).map_err(|e| Error::request(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use planish_device::{Cpu, CpuOptions};
+    use planish_kernels::cpu::isa::Isa;
+    use planish_tune::VirtualClock;
+
+    use super::*;
+
+    /// Ceilings of one thread that reads `read_gb_s`, and computes too fast to matter.
+    fn reading(read_gb_s: f64) -> Ceilings {
+        Ceilings { read_gb_s, peak: Peak { f32_gflop_s: 1e6, int8_gop_s: 1e6, threads: 1 } }
+    }
+
+    #[test]
+    fn floors_follow_ceilings_and_those_only_rise() {
+        let cpu = Cpu::new(CpuOptions { threads: Some(1) }).expect("a CPU");
+        let machine = Machine { backend: &cpu, isa: Isa::detect() };
+        let identities = Identities::new(&machine, &Policy::default());
+        let (clock, cancel) = (VirtualClock::new(), AtomicBool::new(false));
+        let found = RefCell::new(vec![Ok(reading(10.0)), Ok(reading(40.0)), Err(Error::request("no memory"))]);
+        let setting = Setting {
+            machine,
+            device: "cpu".into(),
+            identities: &identities,
+            worker: &|| Command::new("nothing"),
+            quarantine: None,
+            budget: Duration::ZERO,
+            clock: &clock,
+            policy: Policy::default(),
+            ceilings: Some(CeilingProbe::measured(reading(20.0), || found.borrow_mut().remove(0))),
+            rotate_bytes: 1 << 30,
+            cold: None,
+            force: false,
+            cancel: &cancel,
+        };
+        let op = subject::find("cpu", "matvec").expect("an op of processors");
+        let shape = "type=q8_0,act=int8,batch=1,rows=4096,cols=4096".parse().expect("a shape");
+        let work = Work { op, shape, share: 1.0, uses: 1, step: None, deterministic: false };
+        let read_gb_s = || roof(&work, &setting)["read_gb_s"].as_f64().expect("a number");
+        let ns = |floor: Option<Duration>| floor.map(|d| d.as_nanos() as f64);
+        let first = ns(setup(&work, &setting).expect("an item").floor[0]).expect("a floor");
+        let mut again = floor_again(&work, &setting).expect("ceilings that can be measured again");
+        assert_eq!((ns(again(Point(0))), read_gb_s()), (Some(first), 20.0), "a lower ceiling is none");
+        assert!((ns(again(Point(0))).expect("a floor") / first - 0.5).abs() < 1e-6);
+        assert_eq!(read_gb_s(), 40.0, "evidence has what the times are held against in the end");
+        assert_eq!((again(Point(0)), read_gb_s()), (None, 40.0), "what cannot be measured changes nothing");
+        let fixed = Setting { ceilings: Some(CeilingProbe::fixed(reading(20.0))), ..setting.clone() };
+        assert_eq!(floor_again(&work, &fixed).expect("a probe")(Point(0)), None);
+    }
 }

@@ -181,6 +181,13 @@ pub trait Subject {
     /// The least time that physics allows at a point, from measured ceilings; `None` when unknown.
     fn floor(&self, point: Point) -> Option<Duration>;
 
+    /// The same with the ceilings measured again: what else ran meanwhile lowers a ceiling and nothing raises it.
+    ///
+    /// Asked when something is faster than `floor` allows. `None` when there is nothing to measure again.
+    fn floor_again(&mut self, _point: Point) -> Option<Duration> {
+        None
+    }
+
     /// A second opinion on a configuration that is about to be promoted: by default the gate again.
     ///
     /// Override it to look with other inputs than `admit` did, and at the very shape that is launched.

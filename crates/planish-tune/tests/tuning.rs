@@ -521,3 +521,51 @@ fn what_is_timed_is_the_candidate_that_is_told() {
         assert!((got / truth - 1.0).abs() < 0.05, "V={i} takes {truth} and is told to take {got}");
     }
 }
+
+/// A subject whose ceilings were first measured beside other work, and are `again` what they are.
+struct Doubted {
+    inner: Scripted,
+    again: Option<Duration>,
+    asked: u32,
+}
+
+impl Subject for Doubted {
+    answered_by!(inner);
+    fn admit(&mut self, config: &Config) -> Result<planish_tune::Admitted, Rejection> {
+        self.inner.admit(config)
+    }
+    fn floor_again(&mut self, _: planish_tune::Point) -> Option<Duration> {
+        self.asked += 1;
+        self.again
+    }
+}
+
+impl Doubted {
+    /// Tunes `times` under a floor of `first_ns`, which is `again` when measured another time.
+    fn tuned(times: &[f64], first_ns: f64, again: Option<Duration>) -> (Outcome, u32) {
+        let clock = VirtualClock::new();
+        let mut script = Script::of_times(1, times);
+        script.floor_ns = vec![Some(first_ns)];
+        let mut subject = Doubted { inner: Scripted::new(script, clock.clone()), again, asked: 0 };
+        (tune_on(&mut subject, &clock).expect("the default works"), subject.asked)
+    }
+}
+
+/// Other work lowers a measured ceiling, so what is faster than it allows is no proof of a wrong time yet.
+#[test]
+fn a_floor_is_measured_again_before_it_refuses() {
+    let times = [2e5, 1e5, 1.9e5, 1e3];
+    let (outcome, asked) = Doubted::tuned(&times, 1.5e5, Some(Duration::from_nanos(80_000)));
+    assert_eq!((&outcome.choice, &outcome.floor_ns), (&v(1), &vec![Some(0.8e5)]));
+    assert!(matches!(refusal(&outcome, &v(3)), Some(Rejection::TooFast(_))), "{:?}", outcome.rejected);
+    assert!((1..=2).contains(&asked), "once lowered, it is asked again only for what is under that, too: {asked}");
+    // A floor that proves right refuses, and so does one that nobody can measure again or that comes out higher.
+    for again in [Some(150_000), None, Some(900_000)] {
+        let (outcome, _) = Doubted::tuned(&times, 1.5e5, again.map(Duration::from_nanos));
+        assert_eq!((&outcome.choice, &outcome.floor_ns), (&v(2), &vec![Some(1.5e5)]));
+        assert!(matches!(refusal(&outcome, &v(1)), Some(Rejection::TooFast(_))), "{:?}", outcome.rejected);
+    }
+    // What beats its floor for good does not cost a measurement for each candidate.
+    let (_, asked) = Doubted::tuned(&[&[2e5][..], &[1e3; 20]].concat(), 1.5e5, Some(Duration::from_nanos(150_000)));
+    assert_eq!(asked, 4);
+}

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use planish_device::Backend;
 use planish_device::cpu::residency::Cold;
+use planish_device::{Backend, Cpu};
 use planish_engine::identity::Identities;
 use planish_engine::probes::{self, Effort};
-use planish_engine::tuning::{Ceilings, Setting};
+use planish_engine::tuning::{CeilingProbe, Ceilings, Setting};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::Peak;
 use planish_kernels::op::Machine;
@@ -21,9 +21,9 @@ use crate::interrupt;
 use crate::session::SessionArgs;
 
 /// Time in which read bandwidth is measured.
-pub const CEILING_TIME: Duration = Duration::from_millis(400);
+const CEILING_TIME: Duration = Duration::from_millis(400);
 /// Time in which arithmetic rates are measured.
-pub const PEAK_TIME: Duration = Duration::from_millis(100);
+const PEAK_TIME: Duration = Duration::from_millis(100);
 /// How much faster a right kernel may be than the probe of the matrix unit: instructions of whole groups of warps reach
 /// more than those of one, and less than this.
 const MATRIX_HEADROOM: f64 = 2.0;
@@ -34,15 +34,17 @@ const BYTES_OVER_HALVES: f64 = 2.0;
 pub struct Workbench {
     /// The device by its name.
     pub device: Device,
-    /// The device.
-    pub backend: Box<dyn Backend>,
     /// Instruction set of the CPU kernels.
     pub isa: Isa,
-    /// What it reaches at best.
+    /// What it reached at best when it was opened.
     pub ceilings: Ceilings,
-    /// What rotated buffers have to exceed to be cold, where it was measured.
-    pub cold: Option<Cold>,
-    threads: Option<u32>,
+    opened: Opened,
+}
+
+enum Opened {
+    /// With what rotated buffers have to exceed to be cold.
+    Cpu(Box<Cpu>, Cold),
+    Gpu(Box<dyn Backend>),
 }
 
 impl Workbench {
@@ -51,26 +53,42 @@ impl Workbench {
         let device = args.place().device();
         if device == Device::Cpu {
             let (cpu, isa) = args.hardware()?;
-            let threads = cpu.threads();
-            let (cold, read) = probes::cpu::cold_read(&cpu, CEILING_TIME)?;
-            let (cold, read_gb_s) = (Some(cold), read.best);
-            let peak = probes::cpu::arithmetic(&Machine { backend: &cpu, isa }, threads, PEAK_TIME)?;
-            let ceilings = Ceilings { read_gb_s, peak };
-            return Ok(Workbench { device, backend: Box::new(cpu), isa, ceilings, cold, threads: Some(threads) });
+            let cold = probes::cpu::cold(&cpu)?;
+            let ceilings = ceilings(&cpu, isa, &cold)?;
+            return Ok(Workbench { device, isa, ceilings, opened: Opened::Cpu(Box::new(cpu), cold) });
         }
         let (backend, isa) = (device::open(device)?, Isa::detect());
         let ceilings = gpu_ceilings(&Machine { backend: &*backend, isa })?;
-        Ok(Workbench { device, backend, isa, ceilings, cold: None, threads: None })
+        Ok(Workbench { device, isa, ceilings, opened: Opened::Gpu(backend) })
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &dyn Backend {
+        match &self.opened {
+            Opened::Cpu(cpu, _) => &**cpu,
+            Opened::Gpu(backend) => &**backend,
+        }
+    }
+
+    /// What rotated buffers have to exceed to be cold, where it was measured.
+    pub fn cold(&self) -> Option<Cold> {
+        match &self.opened {
+            Opened::Cpu(_, cold) => Some(*cold),
+            Opened::Gpu(_) => None,
+        }
     }
 
     /// The machine that kernels are launched on.
     pub fn machine(&self) -> Machine<'_> {
-        Machine { backend: &*self.backend, isa: self.isa }
+        Machine { backend: self.backend(), isa: self.isa }
     }
 
     /// Makes commands of workers for this machine.
     pub fn worker(&self) -> Result<impl Fn() -> Command + use<>> {
-        let threads = self.threads.map(|n| n.to_string());
+        let threads = match &self.opened {
+            Opened::Cpu(cpu, _) => Some(cpu.threads().to_string()),
+            Opened::Gpu(_) => None,
+        };
         let mut flags = vec!["--isa", self.isa.name()];
         flags.extend(threads.iter().flat_map(|n| ["--threads", n.as_str()]));
         worker(&flags)
@@ -85,12 +103,16 @@ impl Workbench {
         budget: Duration,
     ) -> Setting<'a> {
         // A card's driver tells all of its cache, and the host executor proves and does not measure.
-        let told = if self.device == Device::Host { 0 } else { 2 * self.backend.limits().llc_bytes };
+        let told = if self.device == Device::Host { 0 } else { 2 * self.backend().limits().llc_bytes };
+        let probe = match &self.opened {
+            Opened::Cpu(cpu, cold) => ceiling_probe(self.ceilings, cpu, self.isa, *cold),
+            Opened::Gpu(_) => CeilingProbe::fixed(self.ceilings),
+        };
         Setting {
             budget,
-            ceilings: Some(self.ceilings),
-            rotate_bytes: self.cold.map_or(told, |cold| cold.bytes),
-            cold: self.cold,
+            ceilings: Some(probe),
+            rotate_bytes: self.cold().map_or(told, |cold| cold.bytes),
+            cold: self.cold(),
             ..setting(self.machine(), self.device, (identities, worker, clock))
         }
     }
@@ -117,6 +139,18 @@ pub fn setting<'a>(
         force: false,
         cancel: interrupt::flag(),
     }
+}
+
+/// What a processor reaches at best with its threads; buffers that exceed `cold` come from memory.
+pub fn ceilings(cpu: &Cpu, isa: Isa, cold: &Cold) -> planish_engine::Result<Ceilings> {
+    let read_gb_s = probes::cpu::cold_read(cpu, cold, CEILING_TIME)?.best;
+    let peak = probes::cpu::arithmetic(&Machine { backend: cpu, isa }, cpu.threads(), PEAK_TIME)?;
+    Ok(Ceilings { read_gb_s, peak })
+}
+
+/// The same, to be measured again on doubt.
+pub fn ceiling_probe(first: Ceilings, cpu: &Cpu, isa: Isa, cold: Cold) -> CeilingProbe<'_> {
+    CeilingProbe::measured(first, move || ceilings(cpu, isa, &cold))
 }
 
 /// Read bandwidth, and arithmetic that no right kernel exceeds.

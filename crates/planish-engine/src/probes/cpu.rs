@@ -69,11 +69,15 @@ pub fn read(cpu: &Cpu, threads: u32, budget: Duration) -> Result<Bandwidth> {
     Ok(bandwidth::read_gb_s(cpu, threads, budget)?)
 }
 
-/// What rotated buffers have to exceed to be cold, and the bandwidth of reading far more than that.
-pub fn cold_read(cpu: &Cpu, budget: Duration) -> Result<(Cold, Bandwidth)> {
-    let cold = residency::measure(cpu)?;
+/// What rotated buffers have to exceed to be cold.
+pub fn cold(cpu: &Cpu) -> Result<Cold> {
+    Ok(residency::measure(cpu)?)
+}
+
+/// Bandwidth of reading far more than that.
+pub fn cold_read(cpu: &Cpu, cold: &Cold, budget: Duration) -> Result<Bandwidth> {
     let bytes = bandwidth::cold_bytes(cpu).max((4 * cold.bytes).min(cold.looked_at_bytes) as usize);
-    Ok((cold, bandwidth::read_of_gb_s(cpu, cpu.threads(), bytes, budget)?))
+    Ok(bandwidth::read_of_gb_s(cpu, cpu.threads(), bytes, budget)?)
 }
 
 /// Bandwidth of copying memory with `threads` threads, reads and writes counted.

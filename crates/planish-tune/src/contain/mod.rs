@@ -9,5 +9,5 @@ mod worker;
 
 pub use protocol::{Reply, Request, Stage};
 pub use quarantine::{Quarantine, Quarantined};
-pub use remote::{Ahead, Deadlines, Heard, Processors, Remote, Setup};
+pub use remote::{Ahead, Deadlines, FloorAgain, Heard, Processors, Remote, Setup};
 pub use worker::{Factory, Tell, serve, serve_stdio};

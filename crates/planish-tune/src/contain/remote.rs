@@ -96,7 +96,11 @@ pub struct Remote<'a> {
     ahead: Option<Ahead>,
     heard: Option<Heard<'a>>,
     processors: Option<Processors>,
+    floor_again: Option<FloorAgain<'a>>,
 }
+
+/// Measures the ceilings again, and gives the floor at a point.
+pub type FloorAgain<'a> = Box<dyn FnMut(Point) -> Option<Duration> + 'a>;
 
 /// What is known of a subject that runs on the machine's processors.
 pub struct Processors {
@@ -154,12 +158,19 @@ impl<'a> Remote<'a> {
             ahead: None,
             heard: None,
             processors: None,
+            floor_again: None,
         }
     }
 
     /// The same of a subject that runs on the machine's `processors`, if it does.
     pub fn on(mut self, processors: Option<Processors>) -> Self {
         self.processors = processors;
+        self
+    }
+
+    /// The same with floors that can be measured `again`.
+    pub fn on_doubt(mut self, again: Option<FloorAgain<'a>>) -> Self {
+        self.floor_again = again;
         self
     }
 
@@ -372,6 +383,10 @@ impl Subject for Remote<'_> {
 
     fn floor(&self, point: Point) -> Option<Duration> {
         self.setup.floor.get(point.0 as usize).copied().flatten()
+    }
+
+    fn floor_again(&mut self, point: Point) -> Option<Duration> {
+        self.floor_again.as_mut().and_then(|again| again(point))
     }
 
     fn prepare(&mut self, configs: &[Config]) {

@@ -10,6 +10,7 @@ use clap::Args;
 use planish_engine::identity::Identities;
 use planish_engine::shapes::matrices::{self, Matrix};
 use planish_engine::sweep::{self, Ask, AtShape, Verdict};
+use planish_engine::tuning::CeilingProbe;
 use planish_kernels::op::{Op, Shape};
 use planish_kernels::quant::WeightType;
 use planish_kernels::subject;
@@ -160,7 +161,7 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
     args.html.as_deref().map_or(Ok(()), crate::page::must_be_html)?;
     let (start, budget) = (Instant::now(), Duration::from_secs_f64(args.budget));
     let bench = Workbench::open(&args.session)?;
-    let backend = bench.backend.limits().backend.clone();
+    let backend = bench.backend().limits().backend.clone();
     let op = subject::find(&backend, &args.op)
         .ok_or_else(|| anyhow!("no op of {backend} is called {}", args.op))
         .hint("docs/ops.md lists the ops of CPU and GPU")?;
@@ -184,9 +185,9 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
         op: op.name.to_owned(),
         param: args.param.clone(),
         device: bench.device.to_string(),
-        label: bench.backend.identity().label.clone(),
+        label: bench.backend().identity().label.clone(),
         kernels: if backend == "cpu" { bench.isa.name().to_owned() } else { backend },
-        read_gb_s: bench.ceilings.read_gb_s,
+        read_gb_s: setting.ceilings.as_ref().map_or(bench.ceilings, CeilingProbe::now).read_gb_s,
         verdict: sweep::verdict(&args.param, &found),
         shapes: found,
         version: env!("CARGO_PKG_VERSION").to_owned(),

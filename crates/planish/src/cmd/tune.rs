@@ -37,7 +37,7 @@ use crate::gpu::Named;
 use crate::page::{self, Files};
 use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
-use crate::workbench::{self, CEILING_TIME, PEAK_TIME, worker};
+use crate::workbench::{self, worker};
 use crate::{Outcome, interrupt, presets};
 
 /// Fed to both decoders of the end-to-end check, as often as it takes.
@@ -353,16 +353,15 @@ fn with_setting<T>(
     then: impl FnOnce(&[Work], &Setting<'_>, &mut Progress) -> Result<T>,
 ) -> Result<T> {
     let (start, machine) = (Instant::now(), ground.machine());
-    let (cold, read) = probes::cpu::cold_read(ground.cpu, CEILING_TIME)?;
-    let peak = probes::cpu::arithmetic(&machine, ground.cpu.threads(), PEAK_TIME)?;
-    let ceilings = Ceilings { read_gb_s: read.best, peak };
+    let cold = probes::cpu::cold(ground.cpu)?;
+    let ceilings = workbench::ceilings(ground.cpu, ground.isa, &cold)?;
     progress.roof(&ceilings, Some(&cold));
     let works = ground.works(ceilings);
     let worker = worker(&["--threads", &ground.cpu.threads().to_string(), "--isa", ground.isa.name()])?;
     let clock = WallClock::start();
     let setting = Setting {
         budget: budget.saturating_sub(start.elapsed()),
-        ceilings: Some(ceilings),
+        ceilings: Some(workbench::ceiling_probe(ceilings, ground.cpu, ground.isa, cold)),
         rotate_bytes: ground.model_bytes.min(cold.bytes),
         cold: Some(cold),
         force: request.force,

@@ -42,7 +42,7 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     let saved = store.is_kept() && request.recording.is_none();
     let coming = Coming { kernels: works.len(), budget: request.budget, saved };
     let mut progress = Progress::new(request.ui, request.talk == Talk::Lines, coming);
-    progress.roof(&bench.ceilings, bench.cold.as_ref());
+    progress.roof(&bench.ceilings, bench.cold().as_ref());
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let budget = request.budget.saturating_sub(start.elapsed());
     let setting = Setting { force: request.force, ..bench.setting(&identities, &worker, &clock, budget) };
@@ -52,7 +52,7 @@ pub fn run(kernels: &[Named], args: &SessionArgs, request: &Request) -> Result<O
     }
     let done = tuning::run(&works, &setting, &mut store, &mut progress)?;
     progress.finish();
-    let mut bought = Bought::new(done, machine, &identities, &store).named(&bench.backend.identity().label);
+    let mut bought = Bought::new(done, machine, &identities, &store).named(&bench.backend().identity().label);
     bought.seconds = start.elapsed().as_secs_f64();
     bought.by_others = tuning::by_others(before);
     let known = Known { machine, identities: &identities, store: &store, digest: String::new() };
