@@ -42,41 +42,17 @@ pub fn install() {
     }
 }
 
-/// Waits until standard input has a line, or has ended; false when Ctrl-C came instead.
-///
-/// It looks at both in turn: a read that is about to begin is not ended by a Ctrl-C that comes just before it.
-#[cfg(unix)]
-pub fn or_input() -> bool {
-    const LOOK_MS: libc::c_int = 50;
-    let mut input = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
-    while !requested() {
-        // SAFETY: one valid entry, for the length of the call.
-        let ready = unsafe { libc::poll(&raw mut input, 1, LOOK_MS) };
-        let broken_off = || std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted;
-        // What is wrong with the input is told by reading it.
-        if ready > 0 || ready < 0 && !broken_off() {
-            return true;
-        }
-    }
-    false
-}
-
-/// Gives Ctrl-C back to the system, which ends the process.
+/// Gives Ctrl-C back to the system, which ends the process, and forgets those before.
 #[cfg(unix)]
 pub fn uninstall() {
     // SAFETY: the default action is a valid handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    REQUESTED.store(false, Ordering::Relaxed);
 }
 
 /// Leaves Ctrl-C to the system.
 #[cfg(not(unix))]
 pub fn install() {}
-
-/// Leaves the wait to the read.
-#[cfg(not(unix))]
-pub fn or_input() -> bool {
-    true
-}
 
 /// Ctrl-C is the system's.
 #[cfg(not(unix))]

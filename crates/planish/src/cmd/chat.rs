@@ -1,6 +1,6 @@
 //! `planish chat`: a conversation in a terminal or through a pipe, each turn going on from the cache of those before.
 
-use std::io::{BufReader, IsTerminal, stdin};
+use std::io::{IsTerminal, stdin};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -10,7 +10,7 @@ use planish_engine::text::chat::{ChatTemplate, Message, Then};
 use planish_tune::counted;
 use serde_json::json;
 
-use super::input::{self, Input};
+use super::input::{Input, Lines, Typed};
 use super::sampling::Sampling;
 use crate::runner::{Opened, Runner};
 use crate::session::SessionArgs;
@@ -50,7 +50,7 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
         ui.note("write a message; /exit leaves, /clear forgets the conversation, Ctrl-C stops an answer");
     }
     let mut outcome = Outcome::Done;
-    let mut lines = BufReader::new(stdin().lock());
+    let mut lines = Lines::of_stdin();
     let mut leaving = false;
     loop {
         // During an answer the first Ctrl-C stops it and the second leaves. While a message is awaited, on a terminal the
@@ -61,17 +61,19 @@ pub fn run(args: &ChatArgs, ui: Ui) -> Result<Outcome> {
         } else {
             interrupt::uninstall();
         }
-        if on_terminal && lines.buffer().is_empty() && !interrupt::or_input() {
+        let Some(Typed { input, after_interrupt }) = lines.wait() else {
             if std::mem::replace(&mut leaving, true) {
                 interrupt::check()?;
             }
             crate::ui::say("\nCtrl-C again leaves");
             continue;
-        }
-        let input = input::next(&mut lines).context("cannot read from standard input")?;
+        };
         leaving = false;
-        interrupt::install();
-        match input {
+        // A Ctrl-C after the line is for its answer and must not be forgotten.
+        if after_interrupt || !on_terminal {
+            interrupt::install();
+        }
+        match input.context("cannot read from standard input")? {
             Input::End => return Ok(outcome),
             Input::Refused(why) => {
                 crate::ui::say(&format!("the message {why}; send another"));

@@ -1,6 +1,11 @@
 //! Lines of text from a stream that may hold anything.
 
-use std::io::{BufRead, ErrorKind, Result};
+use std::io::{BufRead, BufReader, ErrorKind, Result, stdin};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::interrupt;
 
 /// Most bytes of one message or prompt: more than any context holds.
 pub const MOST_BYTES: usize = 16 << 20;
@@ -14,6 +19,58 @@ pub enum Input {
     Refused(String),
     /// Nothing more will come.
     End,
+}
+
+/// Lines of standard input whose wait Ctrl-C ends.
+///
+/// A thread reads them, and only when one is asked for: what nobody has asked for stays with the terminal, for the shell.
+/// A read by the waiting thread itself could hang: at Ctrl-C a terminal forgets the lines that nobody has read, also one
+/// that `poll` has just announced, and a read that begins after the signal is not ended by it.
+pub struct Lines {
+    ask: Sender<()>,
+    read: Receiver<Typed>,
+    asked: bool,
+}
+
+/// A line as it was read.
+pub struct Typed {
+    pub input: Result<Input>,
+    /// Ctrl-C had been pressed by then, so that it was not meant for the answer to this line.
+    pub after_interrupt: bool,
+}
+
+impl Lines {
+    /// Those of this process's standard input.
+    pub fn of_stdin() -> Lines {
+        let ((ask, asked), (send, read)) = (channel(), channel());
+        thread::spawn(move || {
+            let mut lines = BufReader::new(stdin().lock());
+            for () in asked {
+                let input = next(&mut lines);
+                // Nobody takes it when the process is about to end.
+                let _ = send.send(Typed { input, after_interrupt: interrupt::requested() });
+            }
+        });
+        Lines { ask, read, asked: false }
+    }
+
+    /// The next line; `None` when Ctrl-C came instead, and then the line may still come.
+    pub fn wait(&mut self) -> Option<Typed> {
+        const LOOK: Duration = Duration::from_millis(20);
+        if !std::mem::replace(&mut self.asked, true) {
+            self.ask.send(()).expect("the thread reads until nobody can ask");
+        }
+        while !interrupt::requested() {
+            match self.read.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                typed => {
+                    self.asked = false;
+                    return Some(typed.expect("the thread answers whoever asks"));
+                }
+            }
+        }
+        None
+    }
 }
 
 /// The next line of `lines`.
