@@ -5,25 +5,26 @@
 
 #[path = "../../planish-tune/tests/faults/mod.rs"]
 mod faults;
+mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use planish_device::{Cpu, CpuOptions};
 use planish_engine::identity::{self, Identities};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::{Machine, Shape};
 use planish_kernels::ops;
-use planish_tune::store::{Choice, Layers, Ratio, Source, State, Store, list};
+use planish_tune::store::{Choice, Layers, Store, list};
 use planish_tune::{Config, Policy};
 use serde_json::Value;
+use support::{checked, command, expected, fill, report};
 use tempfile::TempDir;
 
 /// A tiny model that generates as the others do.
 fn model() -> String {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens");
-    goldens.join("tiny/llama-q4_0.gguf").to_str().unwrap().to_owned()
+    support::model("llama-q4_0")
 }
 
 /// Flags that make two runs of two processes alike.
@@ -41,9 +42,8 @@ impl Home {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-        command.args(args).env("PLANISH_HOME", self.0.path()).env_remove("PLANISH_STORE");
-        command.current_dir(self.0.path()).stdin(Stdio::null());
+        let mut command = command(self.0.path(), args);
+        command.current_dir(self.0.path());
         command
     }
 
@@ -54,7 +54,7 @@ impl Home {
 
     #[track_caller]
     fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.check(&[args, &["--json"]].concat(), 0).0).unwrap()
+        report(&self.command(&[args, &["--json"]].concat()).output().unwrap())
     }
 
     /// `run` on the tiny model, as JSON.
@@ -66,14 +66,6 @@ impl Home {
     }
 }
 
-#[track_caller]
-fn checked(output: &Output, args: &[&str], code: i32) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}\n{stderr}");
-    (stdout, stderr)
-}
-
 /// A record of this machine for `op` at `shape` with `config` over the default, as tuning would have stored it.
 fn tuned(op: &str, shape: &str, config: Config) -> Choice {
     let cpu = Cpu::new(CpuOptions { threads: Some(1) }).unwrap();
@@ -82,22 +74,8 @@ fn tuned(op: &str, shape: &str, config: Config) -> Choice {
     let space = (op.space)(&shape, &machine);
     let config = space.default.clone().overlaid(&config);
     assert_eq!(space.violated(&config), None);
-    Choice {
-        key: identity::key(op, &shape).unwrap(),
-        identity: Identities::new(&machine, &Policy::default()).of(&space),
-        config,
-        source: Source::Tuned,
-        state: State::Tuned,
-        ratio: Ratio { lo: 1.2, mid: 1.25, hi: 1.3 },
-        ns_median: 1500.0,
-        written_ms: 1,
-        evidence: None,
-    }
-}
-
-fn fill(root: &Path, choices: impl IntoIterator<Item = Choice>) {
-    let mut store = Store::open(Layers { user: Some(root.to_owned()), ..Layers::default() });
-    choices.into_iter().for_each(|c| _ = store.append(c).unwrap());
+    let identity = Identities::new(&machine, &Policy::default()).of(&space);
+    support::tuned(identity::key(op, &shape).unwrap(), identity, config)
 }
 
 /// The shape under which the tiny model's plan has `op`.
@@ -137,7 +115,7 @@ fn what_the_store_does_not_know_runs_its_default_and_is_said_once_with_the_comma
     // Where the store is not asked, nothing is unknown.
     assert_eq!(home.run(&["--off"])["unknown"], Value::Null);
     let chat = home.command(&["chat", &model, "--max-tokens", "2"]).stdin(Stdio::null()).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&chat.stderr).matches("note: ").count(), 1);
+    assert_eq!(support::text(&chat.stderr).matches("note: ").count(), 1);
     let bench = home.json(&[&["bench", &model, "-p", "4", "-n", "2", "-r", "1"], &ALIKE[..]].concat());
     assert!(bench["unknown"]["kernels"].as_u64().unwrap() > 0, "{bench}");
 }
@@ -182,7 +160,7 @@ fn a_lock_freezes_what_runs_and_its_replay_has_the_same_digest_and_tokens() {
     let replay = ["--replay", "tune.lock", "--threads", "1", "--isa", "portable"];
     let bench = home.json(&[&["bench", &model, "-p", "4", "-n", "2", "-r", "1"], &replay[..]].concat());
     assert_eq!(bench["digest"], lock["digest"]);
-    let expected = model.replace("/tiny/", "/tiny_expected/").replace(".gguf", ".json");
+    let expected = expected("llama-q4_0");
     home.check(&[&["verify", &model, "--expected", &expected], &replay[..]].concat(), 0);
     home.check(&[&["chat", &model, "--max-tokens", "2"], &replay[..]].concat(), 0);
     // A shape that the lock lacks is an error, not a default.
@@ -233,7 +211,7 @@ fn with_tuning_off_every_command_works_and_the_store_is_not_asked() {
     assert_eq!(off["digest"], Home::new().run(&[])["digest"], "the defaults are those of an empty store");
     let bench = home.json(&[&["bench", &model, "-p", "4", "-n", "2", "-r", "1", "--off"], &ALIKE[..]].concat());
     assert_eq!(bench["digest"], off["digest"]);
-    let expected = model.replace("/tiny/", "/tiny_expected/").replace(".gguf", ".json");
+    let expected = expected("llama-q4_0");
     home.check(&["verify", &model, "--expected", &expected, "--off"], 0);
     home.check(&["chat", &model, "--max-tokens", "2", "--off"], 0);
     home.check(&["store", "lock", &model, "off.lock", "--off"], 0);

@@ -3,6 +3,8 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -16,8 +18,9 @@ use planish_engine::identity::Identities;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::Machine;
 use planish_kernels::ops;
-use planish_tune::store::{Choice, Evidence, Identity, Key, Layers, Ratio, Silicon, Source, State, Store};
+use planish_tune::store::{Choice, Evidence, Identity, Key, Layers, Silicon, Source, Store};
 use planish_tune::{Config, Policy};
+use support::{checked, command, fill, report, text, tuned};
 use tempfile::TempDir;
 
 const DEFAULT_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -40,9 +43,8 @@ impl Sandbox {
 
     fn command(&self, args: &[&str]) -> Command {
         let closed = "http://127.0.0.1:9";
-        let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-        command.args(args).current_dir(self.path()).stdin(Stdio::null());
-        command.env("PLANISH_HOME", self.path().join("home")).env("HF_ENDPOINT", closed).env("HF_HOME", self.path());
+        let mut command = command(&self.path().join("home"), args);
+        command.current_dir(self.path()).env("HF_ENDPOINT", closed).env("HF_HOME", self.path());
         command.env("PIP_CONFIG_FILE", "/dev/null").env("PIP_INDEX_URL", format!("{closed}/simple"));
         for name in ["PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "https_proxy", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"] {
             command.env_remove(name);
@@ -98,7 +100,7 @@ impl Sandbox {
 
 #[track_caller]
 fn check_refused(output: &Output, parts: &[&str]) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(output.stdout.is_empty(), "{:?}", output.stdout);
     assert!(stderr.lines().last().unwrap_or_default().starts_with("hint: "), "the last line is no hint:\n{stderr}");
@@ -152,7 +154,7 @@ fn a_killed_download_leaves_nothing_that_looks_complete_and_is_swept() {
 
     sandbox.add_model();
     let output = sandbox.run(&["pull", "mine.gguf"]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(sandbox.files(), vec![sandbox.models().join("mine.gguf")]);
     let left: Vec<_> = fs::read_dir(sandbox.models().join(".staging")).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(left, vec![sandbox.models().join(".staging/lock")]);
@@ -167,7 +169,7 @@ fn ctrl_c_ends_a_download_at_once() {
     assert!(sent.success());
     let start = Instant::now();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(start.elapsed() < Duration::from_secs(30), "took {:?}", start.elapsed());
     assert_eq!(sandbox.files(), Vec::<PathBuf>::new());
 }
@@ -178,10 +180,10 @@ fn stdout_is_the_path_or_the_report() {
     sandbox.add_model();
     let path = sandbox.models().join("mine.gguf");
     let plain = sandbox.run(&["pull", "mine.gguf"]);
-    assert_eq!(String::from_utf8_lossy(&plain.stdout), format!("{}\n", path.display()));
+    assert_eq!(text(&plain.stdout), format!("{}\n", path.display()));
     let json = sandbox.run(&["pull", "mine.gguf", "--json", "--quiet"]);
-    assert!(json.stderr.is_empty(), "{}", String::from_utf8_lossy(&json.stderr));
-    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert!(json.stderr.is_empty(), "{}", text(&json.stderr));
+    let report = report(&json);
     assert_eq!(report["path"], path.to_str().unwrap());
     assert_eq!(report["bytes"], fs::metadata(path).unwrap().len());
 }
@@ -191,16 +193,16 @@ fn help_and_completions_come_from_the_flags() {
     let sandbox = Sandbox::new();
     let help = sandbox.run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
-    assert!(String::from_utf8_lossy(&help.stdout).contains("pull"));
+    assert!(text(&help.stdout).contains("pull"));
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let output = sandbox.run(&["completions", shell]);
         assert_eq!(output.status.code(), Some(0), "{shell}");
-        assert!(String::from_utf8_lossy(&output.stdout).contains("pull"), "{shell}");
+        assert!(text(&output.stdout).contains("pull"), "{shell}");
     }
     assert_eq!(sandbox.run(&["no-such-command"]).status.code(), Some(2));
     for command in ["run", "tune", "ab", "sweep", "info"] {
         let help = sandbox.run(&[command, "--help"]).stdout;
-        let help = String::from_utf8_lossy(&help).split_whitespace().collect::<Vec<_>>().join(" ");
+        let help = text(&help).split_whitespace().collect::<Vec<_>>().join(" ");
         let budget = help.split("--budget <SECONDS>").nth(1).and_then(|t| t.split("[default: ").nth(1));
         assert!(budget.is_some_and(|t| t.split(']').next().unwrap().ends_with('s')), "{command}: {budget:?}");
     }
@@ -214,7 +216,7 @@ fn a_reader_that_leaves_is_no_error() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -270,7 +272,7 @@ fn a_wrong_argument_is_named() {
     let sandbox = Sandbox::new();
     let check = |args: &[&str], parts: &[&str]| {
         let output = sandbox.run(args);
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(parts.iter().all(|p| stderr.contains(p)), "{parts:?}: {stderr}");
     };
@@ -286,34 +288,20 @@ fn a_wrong_argument_is_named() {
 
 /// A choice for a kernel that no op has.
 fn choice() -> Choice {
-    Choice {
-        key: Key::parse("matmul", "cols=64,rows=7").unwrap(),
-        identity: Identity::default(),
-        config: Config::new().with("ROWS", 4),
-        source: Source::Tuned,
-        state: State::Tuned,
-        ratio: Ratio { lo: 1.2, mid: 1.25, hi: 1.3 },
-        ns_median: 1500.0,
-        written_ms: 1,
-        evidence: None,
-    }
+    let key = Key::parse("matmul", "cols=64,rows=7").unwrap();
+    tuned(key, Identity::default(), Config::new().with("ROWS", 4))
 }
 
 /// A store in the sandbox with `choices`, written through the library.
 fn add_choices(sandbox: &Sandbox, choices: impl IntoIterator<Item = Choice>) -> PathBuf {
     let root = sandbox.path().join("home/store");
-    let mut store = Store::open(Layers { user: Some(root.clone()), ..Layers::default() });
-    for choice in choices {
-        store.append(choice).unwrap();
-    }
+    fill(&root, choices);
     root
 }
 
 #[track_caller]
 fn check_store(sandbox: &Sandbox, args: &[&str], code: i32, part: &str) {
-    let output = sandbox.run(&[&["store"], args].concat());
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}{stderr}");
+    let (stdout, stderr) = checked(&sandbox.run(&[&["store"], args].concat()), args, code);
     assert!(format!("{stdout}{stderr}").contains(part), "{args:?}: no `{part}` in\n{stdout}{stderr}");
 }
 
@@ -362,7 +350,7 @@ fn choice_here() -> Choice {
     let machine = Machine { backend: &cpu, isa: Isa::Portable };
     let space = (ops::find("matvec").unwrap().space)(&MATVEC.parse().unwrap(), &machine);
     let identity = Identities::new(&machine, &Policy::default()).of(&space);
-    Choice { key: Key::parse("matvec", MATVEC).unwrap(), identity, config: space.default, ..choice() }
+    tuned(Key::parse("matvec", MATVEC).unwrap(), identity, space.default)
 }
 
 #[track_caller]
@@ -394,7 +382,7 @@ fn why_names_the_record_and_its_evidence() {
         ["exact: measured on this machine", "user layer", "(95%: 1.200 to 1.300)", evidence, "margin 1.0%", &runs];
     check_why(&sandbox, 0, &parts);
     let args = ["store", "why", "matvec", MATVEC, "--threads", "1", "--isa", "portable", "--json"];
-    let told: serde_json::Value = serde_json::from_slice(&sandbox.run(&args).stdout).unwrap();
+    let told = report(&sandbox.run(&args));
     assert_eq!((&told["tier"], &told["nearest"]["layer"]), (&"exact".into(), &"user".into()), "{told}");
     assert_eq!(told["nearest"]["evidence"]["data"]["samples"], 412, "{told}");
 }
@@ -488,12 +476,12 @@ fn a_bench_that_does_not_fit_names_what_does() {
     let hint = |flags: &[&str]| -> String {
         let output = bench(flags);
         check_refused(&output, &["do", "not fit a context of"]);
-        String::from_utf8_lossy(&output.stderr).lines().last().unwrap().to_owned()
+        text(&output.stderr).lines().last().unwrap().to_owned()
     };
     let told = hint(&["-p", "9999999", "-n", "4"]);
     let n = told.strip_prefix("hint: use --prefill ").unwrap().split(' ').next().unwrap();
     let output = bench(&["-p", n, "-n", "4", "--context", n, "--threads", "1"]);
-    assert_eq!(output.status.code(), Some(0), "{told}: {}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{told}: {}", text(&output.stderr));
     let limit: u32 = n.parse().unwrap();
     let over = (limit + 1).to_string();
     assert!(hint(&["-p", &over, "-n", "4"]).starts_with(&format!("hint: use --prefill {limit} or less")));
@@ -514,16 +502,14 @@ fn a_card_that_is_not_there_is_refused_by_name() {
     }
     // Nobody asked for the card by a flag here.
     let output = sandbox.command(&["info", "--budget", "0.1"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told = text(&output.stdout);
     assert!(told.contains("cuda: not here: no NVIDIA card"), "{told}");
 }
 
 #[test]
 fn probes_of_the_processor_are_data() {
     let sandbox = Sandbox::new();
-    let output = sandbox.run(&["probe", "read", "launch", "--device", "cpu", "--threads", "1", "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = report(&sandbox.run(&["probe", "read", "launch", "--device", "cpu", "--threads", "1", "--json"]));
     assert!(
         found["read"]["median"].as_f64().unwrap() > 0.0 && found["launch"]["submission_ns"].as_f64().unwrap() > 0.0
     );
@@ -534,9 +520,9 @@ fn a_random_model_is_written_whole_and_runs() {
     let sandbox = Sandbox::new();
     let args = ["dev", "write-model", "--shapes", "smollm2-135m", "--types", "q4_1", "--seed", "3", "random.gguf"];
     let output = sandbox.run(&args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("random.gguf: 96."), "{:?}", output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("random.gguf: 96."), "{:?}", output.stdout);
     assert!(!sandbox.path().join("random.part").exists());
     let list = sandbox.run(&["tune", "random.gguf", "--list", "--json"]);
-    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+    assert!(list.status.success(), "{}", text(&list.stderr));
 }

@@ -2,35 +2,23 @@
 
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
-#![allow(clippy::print_stdout, reason = "a skipped test says why")]
+
+mod support;
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Output, Stdio};
 
-use planish_device::host::{Host, HostOptions, Mode};
 use serde_json::Value;
+use support::{checked, command, expected, host_executor, model, report, text};
 use tempfile::TempDir;
-
-fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens")
-}
-
-fn model(name: &str) -> String {
-    goldens().join(format!("tiny/{name}.gguf")).to_str().unwrap().to_owned()
-}
-
-fn expected(name: &str) -> String {
-    goldens().join(format!("tiny_expected/{name}.json")).to_str().unwrap().to_owned()
-}
 
 /// Runs the command in a fresh home with `input` on standard input.
 fn planish(args: &[&str], input: &[u8]) -> Output {
     let home = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-    command.args(args).env("PLANISH_HOME", home.path()).current_dir(home.path());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = command(home.path(), args);
+    command.current_dir(home.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // A command that refuses its flags never reads the input.
     let _ = child.stdin.take().unwrap().write_all(input);
@@ -39,16 +27,12 @@ fn planish(args: &[&str], input: &[u8]) -> Output {
 
 #[track_caller]
 fn check(args: &[&str], input: &str, code: i32) -> (String, String) {
-    let output = planish(args, input.as_bytes());
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{args:?}\n{stdout}\n{stderr}");
-    (stdout, stderr)
+    checked(&planish(args, input.as_bytes()), args, code)
 }
 
 #[track_caller]
 fn check_json(args: &[&str]) -> Value {
-    serde_json::from_str(&check(args, "", 0).0).unwrap()
+    report(&planish(args, b""))
 }
 
 #[track_caller]
@@ -96,14 +80,14 @@ fn a_prompt_comes_from_standard_input_too() {
 fn input_that_is_no_text_is_refused_and_a_conversation_goes_on() {
     let model = model("llama-q4_0");
     let output = planish(&["run", &model, "-", "--tune", "never"], b"caf\xe9");
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("is not UTF-8 at byte 3 of 4") && stderr.contains("hint: "), "{stderr}");
     let output = planish(&["chat", &model, "--max-tokens", "3", "--json"], b"caf\xe9\nhello\n");
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("the message is not UTF-8 at byte 3"), "{stderr}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
+    assert_eq!(text(&output.stdout).lines().count(), 1);
 }
 
 #[test]
@@ -199,13 +183,6 @@ fn what_a_gpu_cannot_do_is_refused_and_nothing_falls_back() {
     run(&["--pin", "attention_decode.SPLITS=2", "--pin", "attention_decode=SPLITS=4"], &["SPLITS: it is given twice"]);
     run(&["--path", "graph"], &["--path", "hint: "]);
     check_refused(&["verify", &model, "--expected", &expected("llama-q4_0"), "--every-width"], &["--every-width"]);
-}
-
-/// Whether there is a compiler for the host executor; says so where there is none.
-fn host_executor() -> bool {
-    let home = TempDir::new().unwrap();
-    let options = HostOptions { cache: home.path().to_owned(), mode: Mode::Checked };
-    Host::new(options).inspect_err(|e| println!("skipped: {e}")).is_ok()
 }
 
 #[test]

@@ -3,56 +3,38 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use support::{command, model, report, text};
 use tempfile::TempDir;
 
 /// A kernel that is timed in no time.
 const KERNEL: &str = "matvec:type=q4_1,act=int8,rows=64,cols=64,batch=1";
-
-fn command(home: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-    command.args(args).env("PLANISH_HOME", home).env_remove("PLANISH_STORE").stdin(Stdio::null());
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
-}
-
-fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf")
-}
 
 #[test]
 fn committed_spaces_are_replayed_without_a_device() {
     let home = TempDir::new().unwrap();
     let spaces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-tune/tests/spaces");
     let args = ["tune", "--simulate", spaces.to_str().unwrap(), "--seeds", "3"];
-    let report = json(&command(home.path(), &[&args[..], &["--json"]].concat()).output().unwrap());
-    let all = report["spaces"].as_array().unwrap();
-    assert!(all.len() >= 4 && all.iter().all(|s| s["seeds"] == 3 && s["legal"].as_u64() > Some(1)), "{report}");
-    let total = &report["total"];
+    let told = report(&command(home.path(), &[&args[..], &["--json"]].concat()).output().unwrap());
+    let all = told["spaces"].as_array().unwrap();
+    assert!(all.len() >= 4 && all.iter().all(|s| s["seeds"] == 3 && s["legal"].as_u64() > Some(1)), "{told}");
+    let total = &told["total"];
     assert!(total["configs_share"].as_f64().unwrap() < 0.10, "{total}");
     let output = command(home.path(), &args).output().unwrap();
     let table = text(&output.stdout);
     assert!(table.contains("tried") && table.contains("regret") && table.contains("alike"), "{table}");
     let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/lab/0005");
     let of_store = ["tune", "--simulate", store.to_str().unwrap(), "--seeds", "2", "--json"];
-    let report = json(&command(home.path(), &of_store).output().unwrap());
-    let all = report["spaces"].as_array().unwrap();
-    assert!(all.len() >= 2 && all.iter().all(|s| s["missing"].as_u64() > Some(0)), "{report}");
+    let told = report(&command(home.path(), &of_store).output().unwrap());
+    let all = told["spaces"].as_array().unwrap();
+    assert!(all.len() >= 2 && all.iter().all(|s| s["missing"].as_u64() > Some(0)), "{told}");
 }
 
 #[test]
@@ -64,9 +46,9 @@ fn a_space_is_recorded_replayed_and_refused_when_damaged() {
     let output = command(home.path(), &args).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let file = PathBuf::from(text(&output.stdout).trim());
-    let report = json(&command(home.path(), &["tune", "--simulate", into, "--seeds", "2", "--json"]).output().unwrap());
-    let space = &report["spaces"][0];
-    assert!(space["missing"] == 0 && space["legal"].as_u64() > Some(10), "{report}");
+    let told = report(&command(home.path(), &["tune", "--simulate", into, "--seeds", "2", "--json"]).output().unwrap());
+    let space = &told["spaces"][0];
+    assert!(space["missing"] == 0 && space["legal"].as_u64() > Some(10), "{told}");
     let whole = fs::read_to_string(&file).unwrap();
     for damaged in [whole[..whole.len() / 2].to_owned(), whole.replacen("= ", "= 9", 1), String::new()] {
         fs::write(&file, damaged).unwrap();
@@ -85,8 +67,8 @@ const PROMISED: Duration = Duration::from_secs(2);
 #[test]
 fn a_run_says_when_it_ends_within_two_seconds() {
     let home = TempDir::new().unwrap();
-    let args = ["tune", model().to_str().unwrap(), "--threads", "1", "--budget", "30s"].map(ToOwned::to_owned);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let model = model("llama-q4_1");
+    let args = ["tune", &model, "--threads", "1", "--budget", "30s"];
     let once = || {
         let start = Instant::now();
         let mut child = command(home.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

@@ -3,27 +3,17 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod support;
+
+use std::process::Output;
 
 use serde_json::Value;
+use support::{command, host_executor, json, model, text};
 use tempfile::TempDir;
 
 fn planish(args: &[&str]) -> Output {
     let home = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-    command.args(args).env("PLANISH_HOME", home.path()).env_remove("PLANISH_STORE").stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-fn model() -> String {
-    let path: PathBuf =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf");
-    path.to_str().unwrap().to_owned()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    command(home.path(), args).output().unwrap()
 }
 
 /// The report of a command that could run; a busy machine may drift too much for an answer, which is exit code 1.
@@ -31,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
 fn report(args: &[&str]) -> Value {
     let output = planish(args);
     assert!(matches!(output.status.code(), Some(0 | 1)), "{:?}: {}", output.status, text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
+    json(&output)
 }
 
 const TINY: &str = "type=q8_0,rows=40,cols=96";
@@ -74,14 +64,15 @@ fn rows_for_programs_have_as_many_columns_as_names() {
 
 #[test]
 fn what_cannot_be_swept_is_refused_with_what_can() {
+    let model = model("llama-q4_1");
     for (args, hint) in [
         (&["sweep", "--param", "NOTHING", "--shapes", TINY][..], "ROWS"),
         (&["sweep", "--param", "ROWS", "--values", "7", "--shapes", TINY], "values are 8"),
         (&["sweep", "nothing", "--param", "ROWS"], "docs/ops.md"),
         (&["sweep", "gemm", "--param", "ROWS"], "sizes"),
-        (&["ab", &model()], "--pin"),
-        (&["ab", &model(), "--pin", "decode.THREADS=128"], "--device"),
-        (&["ab", &model(), "--pin", "matvec.THREADS=99"], "THREADS"),
+        (&["ab", &model], "--pin"),
+        (&["ab", &model, "--pin", "decode.THREADS=128"], "--device"),
+        (&["ab", &model, "--pin", "matvec.THREADS=99"], "THREADS"),
     ] {
         let output = planish(args);
         let stderr = text(&output.stderr);
@@ -109,14 +100,12 @@ fn a_sweep_leaves_a_page_with_its_evidence() {
 /// The kernels of GPUs through the same command and the same worker; the host executor needs a C++ compiler.
 #[test]
 fn the_host_executor_sweeps_too() {
-    let shape = "type=q8_0,rows=5,cols=96";
-    let args = ["sweep", "--param", "THREADS", "--values", "32,64", "--shapes", shape, "--device", "host"];
-    let output = planish(&[&args[..], &["--rounds", "6", "--budget", "600s", "--json"]].concat());
-    if text(&output.stderr).contains("C++ compiler") {
+    if !host_executor() {
         return;
     }
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", text(&output.stderr));
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let shape = "type=q8_0,rows=5,cols=96";
+    let args = ["sweep", "--param", "THREADS", "--values", "32,64", "--shapes", shape, "--device", "host"];
+    let found = report(&[&args[..], &["--rounds", "6", "--budget", "600s", "--json"]].concat());
     let swept = found["shapes"][0]["sweep"]["swept"].as_array().unwrap();
     assert_eq!(swept.len(), 2);
     assert!(swept.iter().all(|r| r["rejection"].is_null() && r["error_over_bound"].is_number()), "{swept:?}");
@@ -124,7 +113,7 @@ fn the_host_executor_sweeps_too() {
 
 #[test]
 fn two_configurations_run_in_turns_after_both_were_checked() {
-    let model = model();
+    let model = model("llama-q4_1");
     let pins = ["--pin", "matvec.ROWS=8", "--pin", "gemm.THREADS=1", "--against", "matvec.ROWS=16"];
     let effort = ["--depth", "8", "--tokens", "4", "--pairs", "6", "--budget", "5s", "--threads", "2", "--json"];
     let found = report(&[&["ab", &model][..], &pins, &effort].concat());

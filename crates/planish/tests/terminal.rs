@@ -3,8 +3,9 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::io::{Read, Write, stderr};
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -34,9 +35,8 @@ impl Terminal {
         }
         let _ = writeln!(stderr(), "tier: terminal: ran: conversations on a terminal of their own");
         let home = TempDir::new().unwrap();
-        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny");
         let planish = env!("CARGO_BIN_EXE_planish");
-        let command = format!("exec '{planish}' chat '{}' {flags}", goldens.join("llama-q4_0.gguf").display());
+        let command = format!("exec '{planish}' chat '{}' {flags}", support::model("llama-q4_0"));
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--flush", "--command", &command, "/dev/null"]);
         script.env("PLANISH_HOME", home.path()).stdin(Stdio::piped()).stdout(Stdio::piped());

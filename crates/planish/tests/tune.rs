@@ -3,16 +3,18 @@
 // A failure anywhere in a test file is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use planish_tune::store::{Choice, Evidence, Identity, Layers, Shown, State, Store, list, show};
 use serde_json::Value;
+use support::{command, host_executor, json, model, report, text};
 use tempfile::TempDir;
 
 const KERNELS_MIN: usize = 4;
@@ -24,38 +26,18 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../planish-engine/tests/goldens/tiny/llama-q4_1.gguf")
-}
-
-fn command(home: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_planish"));
-    command.args(args).env("PLANISH_HOME", home).env_remove("PLANISH_STORE").stdin(Stdio::null());
-    command
-}
-
 /// Budgets from what is enough where nothing else runs to what is enough anywhere; each begins where the last one ended.
 const RISING: [&str; 5] = ["4s", "8s", "20s", "60s", "180s"];
 
 /// `tune` on the tiny model with two threads; budgets are small, since only the flow is of interest.
 fn tune(home: &Path, budget: &str) -> Command {
-    let model = model();
-    command(home, &["tune", model.to_str().unwrap(), "--threads", "2", "--budget", budget, "--json"])
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-fn report(output: &Output) -> Value {
-    assert!(output.status.success(), "{:?}: {}", output.status, text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
+    let model = model("llama-q4_1");
+    command(home, &["tune", &model, "--threads", "2", "--budget", budget, "--json"])
 }
 
 fn stored(home: &Path) -> Vec<Value> {
-    let output = command(home, &["store", "list", "--json"]).output().unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
+    let listed = json(&command(home, &["store", "list", "--json"]).output().unwrap());
+    listed.as_array().unwrap().clone()
 }
 
 /// The shards of choices in the store of `home`.
@@ -253,8 +235,7 @@ fn two_at_once_lose_nothing_and_share_the_work() {
         reports.iter().any(|r| r["measured"] != 0).then_some((home, reports))
     };
     let (home, reports) = RISING.iter().find_map(at_once).expect("three minutes are enough to measure one kernel");
-    let all = command(home.path(), &["store", "verify", "--json"]).output().unwrap();
-    let verified: Value = serde_json::from_slice(&all.stdout).unwrap();
+    let verified = json(&command(home.path(), &["store", "verify", "--json"]).output().unwrap());
     let decided = |r: &Value| {
         let rows = r["rows"].as_array().unwrap().iter();
         rows.filter(|r| r["state"] == "tuned" || r["state"] == "default kept").count()
@@ -295,7 +276,7 @@ fn without_a_place_to_write_it_works_from_memory_and_says_so_once() {
         .iter()
         .find_map(|budget| {
             let output = tune(&file.join("home"), budget).output().unwrap();
-            let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let told = json(&output);
             (told["measured"] != 0).then_some((output, told))
         })
         .expect("three minutes are enough to measure one kernel");
@@ -362,16 +343,6 @@ fn shapes_are_tuned_on_the_host_executor() {
     }
 }
 
-/// Whether this machine can run GPU kernels on its processor; says why not.
-fn host_executor() -> bool {
-    let compiler = Command::new(std::env::var("CXX").unwrap_or("c++".into())).arg("--version").output();
-    let here = compiler.is_ok_and(|o| o.status.success());
-    if !here {
-        let _ = writeln!(std::io::stderr(), "tier: host executor, tuning: skipped: no C++ compiler");
-    }
-    here
-}
-
 #[test]
 fn gpu_kernels_are_tuned_through_a_worker_on_the_host_executor() {
     if !host_executor() {
@@ -412,8 +383,8 @@ fn a_whole_step_and_a_chunk_are_tuned_through_workers_on_the_host_executor() {
     }
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let model = model();
-    let args = ["tune", model.to_str().unwrap(), "--device", "host", "--context", "32", "--json"];
+    let model = model("llama-q4_1");
+    let args = ["tune", &model, "--device", "host", "--context", "32", "--json"];
     let first = all_reached(home.path(), &args);
     let known = ["tuned", "default kept", "undecided", "no effect end to end"];
     for (row, (op, parameter)) in
@@ -502,8 +473,7 @@ fn a_report_shows_what_the_store_holds_and_is_made_again_to_the_byte() {
         let [first, second] = [&page, &again].map(|p| fs::read(p.with_extension(ending)).unwrap());
         assert!(first == second, "the .{ending} differs when it is made again");
     }
-    let listed = report_of(&["store", "report", "--json"]);
-    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let listed = json(&report_of(&["store", "report", "--json"]));
     assert_eq!(listed["data"]["kernels"].as_array().unwrap().len(), measured.len());
     assert_eq!(report_of(&["store", "report", "no_such_op"]).status.code(), Some(1));
 }
@@ -527,7 +497,7 @@ fn a_kernel_whose_default_cannot_run_is_said_and_the_answer_is_no() {
     let once = |budget: &&str| {
         let args = [&args[..], &["--budget", budget]].concat();
         let output = command(home.path(), &args).env("CXX", &compiler).output().unwrap();
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let told = json(&output);
         let reached = told["rows"].as_array().unwrap().iter().all(|r| r["state"] != "not reached");
         reached.then_some((output, told))
     };
@@ -553,9 +523,9 @@ fn deterministic_tuning_and_running_are_one_flag() {
         tuned["measured"] == 1
     };
     assert!(RISING.iter().any(tuned), "three minutes are enough for one kernel");
-    let model = model();
+    let model = model("llama-q4_1");
     let run = |flags: &[&str]| -> Value {
-        let args = ["run", model.to_str().unwrap(), "--raw", "a", "--tune", "never", "--max-tokens", "8", "--json"];
+        let args = ["run", &model, "--raw", "a", "--tune", "never", "--max-tokens", "8", "--json"];
         report(&command(home.path(), &[&args[..], flags].concat()).output().unwrap())
     };
     assert_eq!(run(&["--deterministic"])["ids"], run(&["--off"])["ids"]);
@@ -577,10 +547,10 @@ fn the_kernel_that_the_help_names_can_be_tuned() {
 fn a_first_run_names_the_command_that_goes_on() {
     let _turn = turn();
     let home = TempDir::new().unwrap();
-    let model = model();
-    let args = ["run", model.to_str().unwrap(), "x", "--raw", "--max-tokens", "2", "--threads", "1", "--budget", "1"];
+    let model = model("llama-q4_1");
+    let args = ["run", &model, "x", "--raw", "--max-tokens", "2", "--threads", "1", "--budget", "1"];
     let told = text(&command(home.path(), &args).output().unwrap().stderr);
     assert!(!told.contains("the same command"), "{told}");
-    let goes_on = format!("`planish tune {} --threads 1` goes on with them", model.display());
+    let goes_on = format!("`planish tune {model} --threads 1` goes on with them");
     assert_eq!(told.contains("cut off"), told.contains(&goes_on), "{told}");
 }
