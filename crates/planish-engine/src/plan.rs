@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry as Slot;
 use planish_device::Launch;
 use planish_kernels::op::{Machine, OpCall, Shape};
 use planish_kernels::{Cost, Op};
-use planish_tune::store::Frozen;
+use planish_tune::store::{Frozen, Pins};
 use planish_tune::{Config, Policy, Space};
 
 use crate::error::{Error, Result};
@@ -66,6 +66,13 @@ pub struct Defaults;
 impl Choices for Defaults {
     fn choose(&self, _op: &'static Op, _shape: &Shape, _space: &Space) -> Result<Option<Chosen>> {
         Ok(None)
+    }
+}
+
+/// What is pinned over the defaults; whether it is legal is asked when it is launched.
+impl Choices for Pins {
+    fn choose(&self, op: &'static Op, _shape: &Shape, space: &Space) -> Result<Option<Chosen>> {
+        Ok(self.config(op.name, &space.default).map(|config| Chosen { config, tier: "pinned" }))
     }
 }
 

@@ -13,21 +13,20 @@ use planish_device::cuda::nvrtc::Nvrtc;
 use planish_device::fake::{Cost, Fake, Noise, Sampling, Script};
 use planish_device::host::{HostOptions, Mode};
 use planish_device::{Backend, Call, Cpu, CpuOptions, Host, Native, recorder};
-use planish_engine::Error;
 use planish_engine::arch::Hyper;
 use planish_engine::decoder::{Decoder, KvType, Options};
 use planish_engine::explain::verdict::{Bound, verdict};
 use planish_engine::explain::{self, Effort, Measured, cpu};
 use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{self, GpuDecoder, Route};
-use planish_engine::plan::{Choices, Chosen, Defaults};
+use planish_engine::plan::{Choices, Defaults};
 use planish_engine::probes::Roof;
 use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
-use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
-use planish_tune::Space;
+use planish_tune::Config;
 
 fn effort() -> Effort {
     Effort { position: 20, tokens: 8, rounds: 6, positions: vec![4, 20, 40], drawn: 1 }
@@ -198,10 +197,7 @@ fn a_token_of_a_gpu_is_taken_apart_on_every_path_on_the_host_executor() {
     let machine = Machine { backend: &host, isa: Isa::Portable };
     let (start, stop) = (Instant::now(), || false);
     let clock = || start.elapsed().as_nanos() as f64;
-    let marks = |op: &'static Op, _: &Shape, space: &Space| {
-        let config = space.default.clone().with("CROSS", "marks");
-        Ok::<_, Error>((op.name == "decode").then_some(Chosen { config, tier: "pinned" }))
-    };
+    let marks = common::pinned("decode", Config::new().with("CROSS", "marks"));
     let choices: [&dyn Choices; 2] = [&Defaults, &marks];
     for (route, marked) in [(Route::Launches, 0), (Route::Layer, 0), (Route::Token, 0), (Route::Token, 1)] {
         let options = options(24, Activations::Int8, route);

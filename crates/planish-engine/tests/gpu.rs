@@ -16,13 +16,14 @@ use planish_engine::arch::Hyper;
 use planish_engine::generate::{Flow, Settings};
 use planish_engine::gguf::Gguf;
 use planish_engine::gpu::{AHEAD, By, GpuDecoder, Options, Route, Weights};
-use planish_engine::plan::{Choices, Chosen, Defaults};
+use planish_engine::plan::{Choices, Defaults};
 use planish_engine::verify::{self, Dump, ExpectedFile};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::sample::{Draw, Params, TokenCount, Workspace, sample};
-use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
-use planish_tune::Space;
+use planish_tune::Config;
+use planish_tune::store::Pins;
 
 fn cache(name: &str) -> PathBuf {
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -188,11 +189,8 @@ fn paths_give_the_same_bits_on_the_host_executor() {
 
 /// Every default, but that what crosses a barrier of decode's grid carries marks, and that groups are only used for rows
 /// where `dense` SIMD groups of each of those before have some.
-fn marked(dense: i64) -> impl Choices {
-    move |op: &'static Op, _: &Shape, space: &Space| {
-        let config = space.default.clone().with("CROSS", "marks").with("DENSE", dense);
-        Ok::<_, Error>((op.name == "decode").then_some(Chosen { config, tier: "pinned" }))
-    }
+fn marked(dense: i64) -> Pins {
+    common::pinned("decode", Config::new().with("CROSS", "marks").with("DENSE", dense))
 }
 
 /// On the host executor a mark that is not the awaited one is awaited for ever.

@@ -21,16 +21,16 @@ use planish_engine::gpu::{self, AHEAD, GpuDecoder};
 use planish_engine::gpu_step::StepSpec;
 use planish_engine::identity::{Identities, StoreChoices};
 use planish_engine::model::Origin;
-use planish_engine::plan::{Choices, Chosen, Defaults, Entry};
+use planish_engine::plan::{Choices, Defaults, Entry};
 use planish_engine::tuning::{self, Ceilings, Done, Fate, Setting, Step, Watch, Work, serve_worker, worklist};
 use planish_engine::verify::{self, ExpectedFile};
 use planish_engine::weights::Weights;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::cpu::peak::Peak;
-use planish_kernels::op::{Machine, Op, Shape};
+use planish_kernels::op::Machine;
 use planish_kernels::weight::Activations;
 use planish_tune::store::{Layers, Mode, Store};
-use planish_tune::{Config, Event, Policy, Space, Timings, Value, VirtualClock};
+use planish_tune::{Config, Event, Policy, Timings, Value, VirtualClock};
 
 const SERVE: &str = "PLANISH_TEST_SERVE_ENGINE";
 
@@ -295,11 +295,8 @@ fn check_part(chunk: Option<usize>, kept: &[(&str, &[&str])]) {
         deterministic: false,
     };
     let logits = |config: &Config| {
-        let config = config.clone();
-        let choose = move |of: &'static Op, _: &Shape, _: &Space| {
-            Ok((of.name == op.name).then(|| Chosen { config: config.clone(), tier: "pinned" }))
-        };
-        let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &choose).expect("a decoder");
+        let choices = common::pinned(op.name, config.clone());
+        let mut decoder = GpuDecoder::new(machine, &hyper, &weights, options, &choices).expect("a decoder");
         let prompt = decoder.feed(&[5, 17, 42, 99, 3, 8, 21]).expect("logits").to_vec();
         [prompt, decoder.feed_all(&[5, 17, 42]).expect("logits").concat()].concat()
     };

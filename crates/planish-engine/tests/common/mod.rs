@@ -1,9 +1,12 @@
-//! Where the goldens and the real models are.
+//! Where the goldens and the real models are, and choices that tests make by hand.
 
 #![allow(dead_code, reason = "no test file uses all of it")]
 #![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use std::path::PathBuf;
+
+use planish_tune::Config;
+use planish_tune::store::{Pin, Pins};
 
 /// Tiny models, their expected values and tokenizer vectors, which the repository carries.
 pub fn golden_dir() -> PathBuf {
@@ -29,4 +32,9 @@ pub fn model_file(name: &str) -> Option<PathBuf> {
     }
     println!("skipped: no {}", path.display());
     None
+}
+
+/// Every op at its default, but `op` with `values`.
+pub fn pinned(op: &str, values: Config) -> Pins {
+    Pins::new(&[Pin { op: op.to_owned(), values }]).expect("one pin")
 }

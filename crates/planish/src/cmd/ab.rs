@@ -9,11 +9,10 @@ use planish_engine::accept::{self, Contender, Effect, Effort, Gain};
 use planish_engine::decoder;
 use planish_engine::gpu::{self, GpuDecoder};
 use planish_engine::identity::Identities;
-use planish_engine::plan::{Chosen, Entry};
+use planish_engine::plan::{Choices, Defaults, Entry};
 use planish_engine::tuning::{self, Setting, Work};
-use planish_kernels::op::{Op, Shape};
 use planish_tune::store::{Mode, Pin};
-use planish_tune::{Config, Policy, Rejection, Space, WallClock, counted};
+use planish_tune::{Config, Policy, Rejection, WallClock, counted};
 use serde::{Deserialize, Serialize};
 
 use super::tune::{ids, step};
@@ -186,11 +185,8 @@ fn on_gpu(args: &AbArgs, sides: &[Mode; 2], ui: Ui) -> Result<Report> {
     let context = needed(args, session.options.context)?;
     let machine = session.machine();
     let decoder = |mode: &Mode| -> Result<GpuDecoder<'_>> {
-        let choose = |op: &'static Op, _: &Shape, space: &Space| {
-            let Mode::Pin(pins) = mode else { return Ok(None) };
-            Ok(pins.config(op.name, &space.default).map(|config| Chosen { config, tier: "pinned" }))
-        };
-        session.decoder_of(session.options, &choose)
+        let choices: &dyn Choices = if let Mode::Pin(pins) = mode { pins } else { &Defaults };
+        session.decoder_of(session.options, choices)
     };
     let [mut a, mut b] = [decoder(&sides[0])?, decoder(&sides[1])?];
     let digests = [&a, &b].map(|d| d.frozen().digest().to_owned());

@@ -10,11 +10,9 @@ use planish_device::cuda::nvrtc::{Nvrtc, Resources};
 use planish_device::{Source, recorder};
 use planish_engine::gpu::{GpuDecoder, Options, Route, Weights};
 use planish_engine::model::{Made, Origin};
-use planish_engine::plan::Chosen;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::record;
-use planish_kernels::op::{Machine, Op, Shape};
-use planish_tune::Space;
+use planish_kernels::op::Machine;
 use planish_tune::store::{Mode, Pins};
 use serde_json::json;
 
@@ -111,17 +109,13 @@ fn programs((model, origin): (&String, Origin), args: &CompileArgs, jobs: &mut B
         Mode::Replay(_) => return Err(anyhow!("--replay: compile takes defaults and pins")).hint("use --pin"),
         Mode::Stored | Mode::Off => Pins::default(),
     };
-    let choose = |op: &'static Op, _: &Shape, space: &Space| {
-        let config = pins.config(op.name, &space.default).unwrap_or_else(|| space.default.clone());
-        Ok(Some(Chosen { config, tier: "pinned" }))
-    };
     let card = record::card(&args.arch);
     let machine = Machine { backend: &card, isa: Isa::Portable };
     let (file, weights) = origin.open_with(Made::Zeros, |gguf, hyper| Weights::empty(gguf, hyper, &card))?;
     let options = args.session.gpu_options(file.hyper.context)?;
     for route in options.route.map_or(Route::ALL.to_vec(), |r| vec![r]) {
         let options = Options { route: Some(route), sampled: true, ..options };
-        let decoder = GpuDecoder::new(machine, &file.hyper, &weights, options, &choose)
+        let decoder = GpuDecoder::new(machine, &file.hyper, &weights, options, &pins)
             .hint("--path leaves out the paths that the default configuration cannot take")?;
         // What `explain` runs instead, to see inside of grids.
         let stamped = decoder.stamped(&weights)?.map(|(stamped, _)| stamped.launches).unwrap_or_default();
