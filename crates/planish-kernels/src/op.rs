@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use planish_device::{Backend, Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
@@ -419,7 +418,7 @@ impl Op {
         let names: Vec<&str> = fixed.iter().map(|(name, _)| *name).collect();
         let name = format!("sums in the order of the default: its {}", names.join(", "));
         let holds = move |c: &Config| fixed.iter().all(|(name, value)| c.get(name) == Some(value));
-        space.constraints.push(Constraint { name, holds: Arc::new(holds) });
+        space.constraints.push(Constraint::new(name, holds));
         space
     }
 

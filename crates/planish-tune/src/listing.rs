@@ -126,7 +126,6 @@ pub(crate) fn number_at(scales: &[Scale], at: &[usize]) -> u128 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
     use crate::space::Constraint;
@@ -137,7 +136,7 @@ mod tests {
         let values: Vec<Value> = (0..10).rev().map(Value::Int).collect();
         let param = |name| Param { name, trades: "nothing", values: values.clone() };
         let default = NAMES[..digits].iter().zip(0..).fold(Config::new(), |c, (name, i)| c.with(name, i % 10));
-        let differ = Constraint { name: "A != B".to_owned(), holds: Arc::new(|c| c.get("A") != c.get("B")) };
+        let differ = Constraint::new("A != B", |c| c.get("A") != c.get("B"));
         Space { params: NAMES[..digits].iter().map(|n| param(n)).collect(), constraints: vec![differ], default }
     }
 

@@ -197,10 +197,7 @@ impl Script {
         let known = move |c: &Config| scripted.contains(c);
         Space {
             params: self.params.iter().map(param).collect(),
-            constraints: vec![
-                Constraint { name: "legal".to_owned(), holds: Arc::new(legal) },
-                Constraint { name: "scripted".to_owned(), holds: Arc::new(known) },
-            ],
+            constraints: vec![Constraint::new("legal", legal), Constraint::new("scripted", known)],
             default: self.candidates[0].config.clone(),
         }
     }

@@ -25,6 +25,13 @@ pub struct Constraint {
     pub holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>,
 }
 
+impl Constraint {
+    /// `holds`, shown as `name`.
+    pub fn new(name: impl Into<String>, holds: impl Fn(&Config) -> bool + Send + Sync + 'static) -> Constraint {
+        Constraint { name: name.into(), holds: Arc::new(holds) }
+    }
+}
+
 impl fmt::Debug for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Constraint({})", self.name)

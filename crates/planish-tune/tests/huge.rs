@@ -1,6 +1,5 @@
 //! A space that no memory would hold is searched in little of it, and not in vain.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ impl Huge {
         let values: Vec<Value> = (0..10).map(Value::Int).collect();
         let param = |name| Param { name, trades: "nothing", values: values.clone() };
         let less = |c: &Config| c.int("A") > c.int("B") || *c == config(DEFAULT);
-        let constraints = vec![Constraint { name: "A > B".to_owned(), holds: Arc::new(less) }];
+        let constraints = vec![Constraint::new("A > B", less)];
         let space = Space { params: NAMES.map(param).to_vec(), constraints, default: config(DEFAULT) };
         Huge { space, clock: clock.clone(), admitted: 0 }
     }

@@ -112,7 +112,6 @@ pub fn ways(plans: [&[Entry]; 2], space: &dyn Fn(&Entry) -> Space, seen: &mut Se
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use planish_tune::{Constraint, Param};
 
@@ -126,10 +125,9 @@ mod tests {
     fn every_value_that_is_legal_alone_is_in_some_configuration() {
         let space = Space {
             params: vec![ints("A", &[1, 2, 4, 8]), ints("B", &[1, 2, 4]), ints("C", &[0, 1])],
-            constraints: vec![Constraint {
-                name: "A B <= 8".to_owned(),
-                holds: Arc::new(|c| c.int("A").zip(c.int("B")).is_some_and(|(a, b)| a * b <= 8)),
-            }],
+            constraints: vec![Constraint::new("A B <= 8", |c| {
+                c.int("A").zip(c.int("B")).is_some_and(|(a, b)| a * b <= 8)
+            })],
             default: Config::new().with("A", 2).with("B", 2).with("C", 0),
         };
         let all = cover(&space);

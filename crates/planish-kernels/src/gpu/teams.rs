@@ -24,12 +24,9 @@ pub fn space(machine: &Machine<'_>, more: Vec<Param>, default: Config) -> Space 
     params.extend(more);
     Space {
         params,
-        constraints: vec![Constraint {
-            name: format!("THREADS TEAMS <= {most}"),
-            holds: std::sync::Arc::new(move |c| {
-                c.int("THREADS").zip(c.int("TEAMS")).is_some_and(|(threads, teams)| threads * teams <= most)
-            }),
-        }],
+        constraints: vec![Constraint::new(format!("THREADS TEAMS <= {most}"), move |c| {
+            c.int("THREADS").zip(c.int("TEAMS")).is_some_and(|(threads, teams)| threads * teams <= most)
+        })],
         default: default
             .with("THREADS", Tier::on(machine).pick([32, 32, 64, 64]))
             .with("TEAMS", 4)

@@ -1,7 +1,5 @@
 //! The space of ops that multiply tiles in threadgroup memory, for `include/tile.k`.
 
-use std::sync::Arc;
-
 use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
 use crate::gpu::Tier;
@@ -79,8 +77,8 @@ impl Tile {
     }
 }
 
-fn constraint(name: String, holds: impl Fn(&Tile, &Config) -> bool + Send + Sync + 'static) -> Constraint {
-    Constraint { name, holds: Arc::new(move |c| Tile::of(c).is_some_and(|t| holds(&t, c))) }
+fn constraint(name: impl Into<String>, holds: impl Fn(&Tile, &Config) -> bool + Send + Sync + 'static) -> Constraint {
+    Constraint::new(name, move |c| Tile::of(c).is_some_and(|t| holds(&t, c)))
 }
 
 fn names(name: &'static str, trades: &'static str, values: &[&str]) -> Param {
@@ -103,13 +101,11 @@ pub fn space(product: Product, machine: &Machine<'_>) -> Space {
             ints("ALIGNED", "1 leaves out what handles tails", &[0, 1]),
         ],
         constraints: vec![
-            constraint("the tile divides among the threads".into(), |t, _| t.divides()),
+            constraint("the tile divides among the threads", |t, _| t.divides()),
             constraint(format!("sums a thread <= {MOST_VALUES}"), |t, _| t.values() <= MOST_VALUES),
             constraint(format!("shared bytes <= {bytes}"), move |t, _| t.shared_bytes() <= bytes),
             constraint(format!("threads <= {threads}"), move |t, _| 32 * t.simdgroups <= threads),
-            constraint("ALIGNED needs whole tiles".into(), move |t, c| {
-                c.int("ALIGNED") == Some(0) || t.covers(&product)
-            }),
+            constraint("ALIGNED needs whole tiles", move |t, c| c.int("ALIGNED") == Some(0) || t.covers(&product)),
         ],
         default: default(&product, machine),
     }

@@ -167,12 +167,9 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
                 values: thread_values(machine),
             },
         ],
-        constraints: vec![Constraint {
-            name: format!("ROWS <= {total} rows, rounded up to 16"),
-            holds: std::sync::Arc::new(move |c| {
-                c.int("ROWS").is_some_and(|r| r <= (total as u64).next_multiple_of(16) as i64)
-            }),
-        }],
+        constraints: vec![Constraint::new(format!("ROWS <= {total} rows, rounded up to 16"), move |c| {
+            c.int("ROWS").is_some_and(|r| r <= (total as u64).next_multiple_of(16) as i64)
+        })],
         default: Config::new()
             .with("TILE", variants.first().map_or(String::new(), |v| tile(v)).as_str())
             .with("ROWS", default)

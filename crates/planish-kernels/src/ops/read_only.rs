@@ -1,7 +1,5 @@
 //! `read_only`: sums of chunks of 4096 words; bound by read bandwidth, the control of ops that read.
 
-use std::sync::Arc;
-
 use planish_device::{Call, Launch, Plain, prefetch};
 use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
@@ -40,10 +38,9 @@ pub static READ_ONLY: Op = Op {
                     values: thread_values(machine),
                 },
             ],
-            constraints: vec![Constraint {
-                name: "PREFETCH with STREAMS=1".into(),
-                holds: Arc::new(|c| c.int("STREAMS") == Some(1) || c.int("PREFETCH") == Some(0)),
-            }],
+            constraints: vec![Constraint::new("PREFETCH with STREAMS=1", |c| {
+                c.int("STREAMS") == Some(1) || c.int("PREFETCH") == Some(0)
+            })],
             default: Config::new()
                 .with("STREAMS", 1)
                 .with("PREFETCH", 1024)

@@ -1,7 +1,5 @@
 //! What may be tried for tiled attention, and with what it starts.
 
-use std::sync::Arc;
-
 use planish_tune::{Config, Constraint, Rejection, Space};
 
 use crate::gpu::Tier;
@@ -41,7 +39,7 @@ pub fn constraint<const N: usize>(
         }
         holds(values)
     };
-    Constraint { name, holds: Arc::new(holds) }
+    Constraint::new(name, holds)
 }
 
 /// Threadgroup bytes that `machine` gives to arrays declared in a kernel.

@@ -88,12 +88,11 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     };
     let values = move |c: &Config| block(c).is_some_and(|b| b.values_fit(head_dim));
     let shared = move |c: &Config| block(c).is_some_and(|b| b.shared_bytes(head_dim) <= slots);
-    let named = |name: &str, holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name: name.into(), holds };
     space.constraints.extend([
-        named("blocks are of the variant", Arc::new(move |c| if native(c) { mine(c) } else { portable(c) })),
-        named("a warpgroup has 64 queries", Arc::new(move |c| !native(c) || threads(c))),
-        named("a thread's values fit its registers", Arc::new(move |c| !native(c) || values(c))),
-        named("four tiles of keys fit beside the queries", Arc::new(move |c| !native(c) || shared(c))),
+        Constraint::new("blocks are of the variant", move |c| if native(c) { mine(c) } else { portable(c) }),
+        Constraint::new("a warpgroup has 64 queries", move |c| !native(c) || threads(c)),
+        Constraint::new("a thread's values fit its registers", move |c| !native(c) || values(c)),
+        Constraint::new("four tiles of keys fit beside the queries", move |c| !native(c) || shared(c)),
     ]);
     space.default = default(shape);
     space

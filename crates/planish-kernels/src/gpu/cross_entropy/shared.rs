@@ -4,7 +4,6 @@
 //! Attributes: `scale`, `cap` (with `softcap`), `smooth` and `z`, and `ignore_index`, the target that does not count.
 
 use planish_tune::Constraint;
-use std::sync::Arc;
 
 use super::reference::{Loss, Reduction};
 use crate::data::{self, Rng};
@@ -49,10 +48,7 @@ pub fn words(o: &Loss) -> [u32; 4] {
 
 /// The constraint that a group fits the device.
 pub fn threads_within(limit: i64) -> Constraint {
-    Constraint {
-        name: format!("THREADS <= {limit}"),
-        holds: Arc::new(move |c| c.int("THREADS").is_some_and(|t| t <= limit)),
-    }
+    Constraint::new(format!("THREADS <= {limit}"), move |c| c.int("THREADS").is_some_and(|t| t <= limit))
 }
 
 /// Threads a token to begin with, by the size of the vocabulary.

@@ -7,8 +7,6 @@ pub(crate) mod problem;
 pub(crate) mod reference;
 pub mod stamped;
 
-use std::sync::Arc;
-
 use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
 use crate::gpu::planes::{self, ALIGN, PLANES, Planes, TILE};
@@ -259,35 +257,27 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (most, bytes) = (limits.max_threads as usize, limits.shared_bytes as usize);
     let (forms, m, at, fence) = (Forms::of(model, at), *model, at.clone(), needs_fence(model, at));
     let whole = limits.dynamic_shared_bytes.max(limits.shared_bytes) as usize;
-    let fits: Arc<dyn Fn(&Config) -> bool + Send + Sync> = Arc::new(move |c| {
+    let fits = move |c: &Config| {
         let own = knob(c, "THREADS").and_then(|n| Ok((n, knob(c, "SHARED")?)));
         let group = own.map(|own| group_bytes(&m, forms, own));
         let dynamic = ring_bytes(&m, &at, c).and_then(|r| Ok(r + merge_bytes(&m, c)?));
         matches!((group, dynamic), (Ok(g), Ok(d)) if g <= bytes && g + d <= whole)
-    });
-    let default = default(model, tier, &*fits);
-    let named =
-        |name: String, holds: Box<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds: holds.into() };
+    };
+    let default = default(model, tier, &fits);
     Space {
         params: params(model, tier),
         constraints: vec![
-            named(
-                format!("blocks of a grid are resident: {resident} threads"),
-                Box::new(move |c| {
-                    let threads = knob(c, "BLOCKS").and_then(|b| Ok(b * knob(c, "THREADS")?));
-                    matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
-                }),
-            ),
-            named(
-                "DENSE <= THREADS / 32".to_owned(),
-                Box::new(|c| {
-                    let simds = knob(c, "THREADS").map(|n| n / 32);
-                    matches!((knob(c, "DENSE"), simds), (Ok(dense), Ok(simds)) if dense <= simds)
-                }),
-            ),
-            named(FENCED.to_owned(), Box::new(move |c| !fence || c.name("CROSS") == Some("fence"))),
-            named(format!("THREADS <= {most}"), Box::new(move |c| knob(c, "THREADS").is_ok_and(|n| n <= most))),
-            Constraint { name: format!("threadgroup bytes <= {bytes}, with copies <= {whole}"), holds: fits },
+            Constraint::new(format!("blocks of a grid are resident: {resident} threads"), move |c| {
+                let threads = knob(c, "BLOCKS").and_then(|b| Ok(b * knob(c, "THREADS")?));
+                matches!(c.name("PATH"), Some("graph" | "launches")) || threads.is_ok_and(|n| n <= resident)
+            }),
+            Constraint::new("DENSE <= THREADS / 32", |c| {
+                let simds = knob(c, "THREADS").map(|n| n / 32);
+                matches!((knob(c, "DENSE"), simds), (Ok(dense), Ok(simds)) if dense <= simds)
+            }),
+            Constraint::new(FENCED, move |c| !fence || c.name("CROSS") == Some("fence")),
+            Constraint::new(format!("THREADS <= {most}"), move |c| knob(c, "THREADS").is_ok_and(|n| n <= most)),
+            Constraint::new(format!("threadgroup bytes <= {bytes}, with copies <= {whole}"), fits),
         ],
         default,
     }

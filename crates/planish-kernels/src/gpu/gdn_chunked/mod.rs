@@ -1,7 +1,5 @@
 //! `gdn_chunked`: the gated delta rule, a chunk of tokens at a time; bound by compute.
 
-use std::sync::Arc;
-
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
@@ -59,14 +57,10 @@ fn space(shape: &Shape, machine: &Machine<'_>) -> Space {
             ints("THREADS", "rows of a state that share keys against groups in flight", &threads),
         ],
         constraints: vec![
-            Constraint {
-                name: format!("shared_bytes <= {shared}"),
-                holds: Arc::new(move |c| pair(c).is_some_and(|(c, t)| bytes(c, t) <= shared)),
-            },
-            Constraint {
-                name: format!("rows of a group <= {values}"),
-                holds: Arc::new(move |c| pair(c).is_some_and(|(c, t)| busy(c, t))),
-            },
+            Constraint::new(format!("shared_bytes <= {shared}"), move |c| {
+                pair(c).is_some_and(|(c, t)| bytes(c, t) <= shared)
+            }),
+            Constraint::new(format!("rows of a group <= {values}"), move |c| pair(c).is_some_and(|(c, t)| busy(c, t))),
         ],
         default: Config::new().with("CHUNK", chunk).with("THREADS", seed.copied().unwrap_or(threads[0])),
     }

@@ -28,10 +28,11 @@ pub fn with(own: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     }
     // One value off the default: a search tries it among the first.
     let only = space.default.clone().with("VARIANT", NAME);
-    space.constraints.push(Constraint {
-        name: format!("{library} has no tiles: all else is as in the default"),
-        holds: Arc::new(move |c| !vendors(c) || *c == only),
-    });
+    space
+        .constraints
+        .push(Constraint::new(format!("{library} has no tiles: all else is as in the default"), move |c| {
+            !vendors(c) || *c == only
+        }));
     space
 }
 

@@ -133,12 +133,11 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
         move |c: &Config, holds: fn(&Tile, usize) -> bool| !native(c) || Tile::of(c).is_ok_and(|t| holds(&t, slots));
     let divides = move |c: &Config| tile(c, |t, _| t.divides());
     let shared = move |c: &Config| tile(c, |t, slots| t.slot_bytes() * 3 <= slots);
-    let named = |name: &str, holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name: name.into(), holds };
     space.constraints.extend([
-        named("TILE_K is 64 for wgmma alone, and so are tiles over 128", Arc::new(own)),
-        named("wgmma has one walk, and handles tails", Arc::new(fixed)),
-        named("warpgroups take whole blocks of 64 rows and their sums fit", Arc::new(divides)),
-        named("three slots of tiles fit", Arc::new(shared)),
+        Constraint::new("TILE_K is 64 for wgmma alone, and so are tiles over 128", own),
+        Constraint::new("wgmma has one walk, and handles tails", fixed),
+        Constraint::new("warpgroups take whole blocks of 64 rows and their sums fit", divides),
+        Constraint::new("three slots of tiles fit", shared),
     ]);
     space.default = default(shape, machine);
     space

@@ -1,7 +1,6 @@
 //! What both passes of a linear cross entropy share: the space of tiles, and inputs.
 
 use planish_tune::{Config, Constraint, Rejection, Space};
-use std::sync::Arc;
 
 use super::reference::logits;
 use crate::data::{self, Rng};
@@ -47,11 +46,10 @@ pub fn space(s: &Shape, machine: &Machine<'_>) -> Space {
         ],
         constraints: vec![
             threads_within(limit),
-            Constraint { name: format!("tile <= {bytes} shared bytes"), holds: Arc::new(fits) },
-            Constraint {
-                name: format!("CHUNK no more than holds {vocab} entries"),
-                holds: Arc::new(move |c| c.int("CHUNK").is_some_and(distinct)),
-            },
+            Constraint::new(format!("tile <= {bytes} shared bytes"), fits),
+            Constraint::new(format!("CHUNK no more than holds {vocab} entries"), move |c| {
+                c.int("CHUNK").is_some_and(distinct)
+            }),
         ],
         default: Config::new()
             .with("THREADS", shared::seed_threads(s, tier).min(512).min(limit))

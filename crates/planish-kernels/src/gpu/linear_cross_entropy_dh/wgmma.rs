@@ -74,10 +74,9 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
         tile && c.int("CHUNK").is_some_and(distinct)
     };
     let portable = move |c: &Config| own.iter().all(|(name, values)| c.get(name).is_some_and(|v| values.contains(v)));
-    space.constraints.push(Constraint {
-        name: "threads, tile and chunk are of the variant".into(),
-        holds: Arc::new(move |c| if native(c) { mine(c) } else { portable(c) }),
-    });
+    space.constraints.push(Constraint::new("threads, tile and chunk are of the variant", move |c| {
+        if native(c) { mine(c) } else { portable(c) }
+    }));
     let chunk = CHUNKS.into_iter().rfind(|c| distinct(*c)).unwrap_or(CHUNKS[0]);
     space.default = Config::new()
         .with("VARIANT", NAME)

@@ -2,8 +2,6 @@
 
 pub mod reference;
 
-use std::sync::Arc;
-
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
@@ -90,14 +88,10 @@ pub(super) fn tiles([rows, cols]: [usize; 2], machine: &Machine<'_>) -> Space {
             ints("TILE_K", "fewer barriers against threadgroup memory", &[16, 32]),
         ],
         constraints: vec![
-            Constraint {
-                name: format!("shared_bytes <= {shared}"),
-                holds: Arc::new(move |c| holds(c, |[m, n, k]| 4 * k * (m + n + 2), shared)),
-            },
-            Constraint {
-                name: format!("threads <= {threads}"),
-                holds: Arc::new(move |c| holds(c, |[m, n, _]| m * n / 16, threads)),
-            },
+            Constraint::new(format!("shared_bytes <= {shared}"), move |c| {
+                holds(c, |[m, n, k]| 4 * k * (m + n + 2), shared)
+            }),
+            Constraint::new(format!("threads <= {threads}"), move |c| holds(c, |[m, n, _]| m * n / 16, threads)),
         ],
         default,
     }

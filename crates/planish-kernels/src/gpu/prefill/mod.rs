@@ -3,8 +3,6 @@
 mod launch;
 mod problem;
 
-use std::sync::Arc;
-
 use planish_tune::{Config, Constraint, Space, Value};
 
 use crate::gpu::GpuOp;
@@ -77,7 +75,6 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let attends: &[&str] = if io((model, at)) == Dtype::F16 { &["tiles", "plain"] } else { &["plain"] };
     let fits = move |keys: usize| attend_bytes(&m, keys) <= bytes;
     let keys = [64, 32, 16].into_iter().find(|keys| fits(*keys)).unwrap_or(16);
-    let named = |name: String, holds: Arc<dyn Fn(&Config) -> bool + Send + Sync>| Constraint { name, holds };
     Space {
         params: vec![
             ints("THREADS", "threads of a norm's row against a longer reduction", &[128, 256, 512]),
@@ -89,11 +86,10 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
             ints("BLOCK_K", "keys of a step: barriers against threadgroup memory", &[16, 32, 64]),
         ],
         constraints: vec![
-            named(format!("THREADS <= {most}"), Arc::new(move |c| c.int("THREADS").is_some_and(|n| n <= most))),
-            named(
-                format!("threadgroup bytes of attention <= {bytes}"),
-                Arc::new(move |c| c.int("BLOCK_K").is_some_and(|n| fits(n as usize))),
-            ),
+            Constraint::new(format!("THREADS <= {most}"), move |c| c.int("THREADS").is_some_and(|n| n <= most)),
+            Constraint::new(format!("threadgroup bytes of attention <= {bytes}"), move |c| {
+                c.int("BLOCK_K").is_some_and(|n| fits(n as usize))
+            }),
         ],
         default: Config::new().with("THREADS", 128).with("ATTEND", attends[0]).with("BLOCK_K", keys as i64),
     }

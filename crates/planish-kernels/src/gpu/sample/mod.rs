@@ -2,8 +2,6 @@
 
 mod reference;
 
-use std::sync::Arc;
-
 use planish_device::Launch;
 use planish_tune::{Config, Constraint, Rejection, Space};
 
@@ -93,10 +91,9 @@ fn space(_: &Shape, machine: &Machine<'_>) -> Space {
             ints("THREADS", "loads in flight against longer reductions", &[32, 64, 128, 256, 512, 1024]),
             ints("CANDIDATES", "rows read again and again against threadgroup memory", &[64, 512, 1024, 2048]),
         ],
-        constraints: vec![Constraint {
-            name: format!("candidates fit {shared} threadgroup bytes"),
-            holds: Arc::new(move |c| knob(c, "CANDIDATES").is_ok_and(|n| 8 * n + FIXED_SHARED <= shared)),
-        }],
+        constraints: vec![Constraint::new(format!("candidates fit {shared} threadgroup bytes"), move |c| {
+            knob(c, "CANDIDATES").is_ok_and(|n| 8 * n + FIXED_SHARED <= shared)
+        })],
         default: Config::new().with("THREADS", Tier::on(machine).pick([256, 512, 512, 512])).with("CANDIDATES", 1024),
     }
 }

@@ -2,8 +2,6 @@
 
 pub mod reference;
 
-use std::sync::Arc;
-
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Constraint, Rejection, Space};
 
@@ -85,12 +83,9 @@ pub(super) fn space([rows, cols, inter]: [usize; 3], machine: &Machine<'_>) -> S
             ints("CHUNK", "fewer barriers against threadgroup memory", &chunks),
             ints("TOKENS", "reuse of weights against registers and threadgroup memory", &tokens),
         ],
-        constraints: vec![Constraint {
-            name: format!("shared_bytes <= {shared}"),
-            holds: Arc::new(move |c| {
-                c.int("CHUNK").zip(c.int("TOKENS")).is_some_and(|(chunk, tokens)| 4 * chunk * tokens <= shared)
-            }),
-        }],
+        constraints: vec![Constraint::new(format!("shared_bytes <= {shared}"), move |c| {
+            c.int("CHUNK").zip(c.int("TOKENS")).is_some_and(|(chunk, tokens)| 4 * chunk * tokens <= shared)
+        })],
         default: Config::new().with("THREADS_PER_TOKEN", narrow).with("CHUNK", chunk).with("TOKENS", held.unwrap_or(1)),
     }
 }
