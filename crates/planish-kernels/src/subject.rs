@@ -14,6 +14,7 @@ use planish_tune::{Admitted, Config, Point, Rejection, Sample, Space, Subject, W
 
 use crate::cpu::peak::Peak;
 use crate::gate::{self, Case, Passed};
+use crate::gpu::wgmma;
 use crate::op::{Arg, Cost, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::quant::WeightType;
 use crate::whole::Whole;
@@ -73,7 +74,7 @@ pub fn find(device: &str, name: &str) -> Option<&'static Op> {
 /// for itself, and instructions of whole groups of warps with a copy engine beside them.
 pub fn risk(config: &Config) -> u32 {
     let waits = matches!(config.name("PATH"), Some("token" | "layer"));
-    u32::from(waits) + u32::from(config.name("VARIANT") == Some("wgmma"))
+    u32::from(waits) + u32::from(wgmma::native(config))
 }
 
 /// Processors that a configuration of a kernel of the CPU uses; on a GPU the same name is of the threads of a group.

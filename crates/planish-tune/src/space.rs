@@ -102,6 +102,15 @@ impl Space {
         })
     }
 
+    /// The same without its constraints where `exempt` holds.
+    pub fn except(mut self, exempt: impl Fn(&Config) -> bool + Copy + Send + Sync + 'static) -> Space {
+        for constraint in &mut self.constraints {
+            let holds = constraint.holds.clone();
+            constraint.holds = Arc::new(move |c| exempt(c) || holds(c));
+        }
+        self
+    }
+
     /// The first constraint that `config` violates, by name; a missing, unknown or foreign value counts as one.
     pub fn violated(&self, config: &Config) -> Option<String> {
         for p in &self.params {

@@ -1,7 +1,8 @@
-//! Products of warpgroups, which Hopper alone has (sm_90a): whether a machine does, and views of matrices for them.
+//! Products of warpgroups, which Hopper alone has (sm_90a): whether a machine does, the space of a variant that uses them
+//! beside a portable kernel's, and views of matrices for them.
 
 use planish_device::{Slice, View};
-use planish_tune::Rejection;
+use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
 
 use crate::op::{Dtype, Machine};
 
@@ -9,6 +10,9 @@ use crate::op::{Dtype, Machine};
 pub const WGMMA: (&str, &str) = ("wgmma.k", include_str!("include/wgmma.k"));
 /// The text of C = A B^T on warpgroups; it needs the one above before it.
 pub const WGMMA_GEMM: (&str, &str) = ("wgmma_gemm.k", include_str!("include/wgmma_gemm.k"));
+
+/// Value of `VARIANT` of what runs on warpgroups; the other one is `portable`.
+pub const NAME: &str = "wgmma";
 
 /// Elements of 16 bits in the 128 bytes of a tile's row.
 pub const ROW: usize = 64;
@@ -24,6 +28,37 @@ pub fn has(machine: &Machine<'_>) -> bool {
 /// Whether `machine` has products of warpgroups of elements `io`.
 pub fn has_of(machine: &Machine<'_>, io: Dtype) -> bool {
     matches!(io, Dtype::F16 | Dtype::Bf16) && has(machine)
+}
+
+/// Whether `config` is of the variant.
+pub fn native(config: &Config) -> bool {
+    config.name("VARIANT") == Some(NAME)
+}
+
+/// A constraint of the variant alone.
+pub fn constraint(name: &str, holds: impl Fn(&Config) -> bool + Send + Sync + 'static) -> Constraint {
+    Constraint::new(name, move |c| !native(c) || holds(c))
+}
+
+/// `portable` with the variant beside it: its parameters have `more` values then, and `mine`, a constraint called `name`,
+/// says which are the variant's.
+pub fn beside(
+    portable: Space,
+    more: impl Fn(&str) -> &'static [i64],
+    (name, mine): (&str, impl Fn(&Config) -> bool + Send + Sync + 'static),
+) -> Space {
+    // A size that both have must mean the same to neither: the portable kernel keeps its own.
+    let own: Vec<(&str, Vec<Value>)> = portable.params.iter().map(|p| (p.name, p.values.clone())).collect();
+    let own = move |c: &Config| own.iter().all(|(name, values)| c.get(name).is_some_and(|v| values.contains(v)));
+    let mut space = portable.except(native);
+    for Param { name, values, .. } in &mut space.params {
+        let more = more(name).iter().map(|v| Value::Int(*v)).filter(|v| !values.contains(v)).collect::<Vec<_>>();
+        values.extend(more);
+    }
+    let values = ["portable", NAME].map(Value::from).into();
+    space.params.insert(0, Param { name: "VARIANT", trades: "any machine against warpgroups", values });
+    space.constraints.push(Constraint::new(name, move |c| if native(c) { mine(c) } else { own(c) }));
+    space
 }
 
 /// Dynamic shared bytes of `machine` that tiles may take, after `fixed` bytes of barriers and what alignment costs.

@@ -11,6 +11,7 @@ use planish_tune::{Config, Rejection};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
+use crate::gpu::wgmma::native;
 use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::Shaken;
 use inputs::{Both, Heads};
@@ -118,7 +119,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     let [scale, softcap] = ["scale", "softcap"].map(|name| (call.attrs.get(name) as f32).to_bits());
     let [queries, keys, causal, window] = ["queries", "keys", "causal", "window"].map(|name| shape.size(name) as u32);
     let params = vec![heads.q as u32, heads.kv as u32, queries, keys, causal, window, scale, softcap];
-    if config.name("VARIANT") == Some(wgmma::NAME) {
+    if native(config) {
         return wgmma::steps(call, config, params, machine);
     }
     let launch = KernelLaunch {

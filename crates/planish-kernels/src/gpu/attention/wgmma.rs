@@ -1,17 +1,13 @@
 //! The variant of `attention` on warpgroups: its blocks beside the portable ones, and its launch.
 
-use std::sync::Arc;
-
 use planish_device::Launch;
-use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
+use planish_tune::{Config, Rejection, Space};
 
 use super::inputs::Heads;
 use crate::gpu::text::{IO, KernelLaunch, Text, io, io_code, knob};
-use crate::gpu::wgmma::{self, ALIGN, ROW, WGMMA};
+use crate::gpu::wgmma::{self, ALIGN, NAME, ROW, WGMMA};
 use crate::op::{Machine, OpCall, Shape};
 
-/// Value of `VARIANT`; its other one is the portable kernel's, `portable`.
-pub const NAME: &str = "wgmma";
 static TEXT: Text = Text(&[IO, WGMMA, ("attention_wgmma.k", include_str!("attention_wgmma.k"))]);
 
 /// Tiles of keys or values in shared memory; more hide no more.
@@ -59,40 +55,28 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     if !fits(shape, machine) {
         return portable;
     }
-    let mut space = portable;
-    let native = |c: &Config| c.name("VARIANT") == Some(NAME);
-    for constraint in &mut space.constraints {
-        let holds = constraint.holds.clone();
-        constraint.holds = Arc::new(move |c| native(c) || holds(c));
-    }
-    // A size that both have must mean the same to neither: the portable kernel keeps its own.
-    let own: Vec<(&str, Vec<Value>)> = space.params.iter().map(|p| (p.name, p.values.clone())).collect();
-    for param in &mut space.params {
-        let more: &[i64] = match param.name {
+    let more = |param: &str| -> &'static [i64] {
+        match param {
             "BLOCK_Q" => &[128, 192],
             "BLOCK_K" => &BLOCKS_K,
             _ => &[12],
-        };
-        let more = more.iter().map(|v| Value::Int(*v)).filter(|v| !param.values.contains(v)).collect::<Vec<_>>();
-        param.values.extend(more);
-    }
-    let values = ["portable", NAME].map(Value::from).into();
-    space.params.insert(0, Param { name: "VARIANT", trades: "any machine against warpgroups", values });
-    let (head_dim, slots) = (shape.size("head_dim"), wgmma::tile_bytes(machine, BARRIERS));
-    let portable = move |c: &Config| own.iter().all(|(name, values)| c.get(name).is_some_and(|v| values.contains(v)));
-    let mine = |c: &Config| c.int("BLOCK_K").is_some_and(|k| BLOCKS_K.contains(&k));
-    let block = |c: &Config| Block::of(c).ok().filter(|b| [128, 192].contains(&b.q));
-    let threads = move |c: &Config| {
-        let simdgroups = c.int("SIMDGROUPS").and_then(|s| usize::try_from(s).ok());
-        block(c).is_some_and(|b| Some(4 * b.warpgroups()) == simdgroups)
+        }
     };
-    let values = move |c: &Config| block(c).is_some_and(|b| b.values_fit(head_dim));
-    let shared = move |c: &Config| block(c).is_some_and(|b| b.shared_bytes(head_dim) <= slots);
+    let mine = |c: &Config| c.int("BLOCK_K").is_some_and(|k| BLOCKS_K.contains(&k));
+    let mut space = wgmma::beside(portable, more, ("blocks are of the variant", mine));
+    let (head_dim, slots) = (shape.size("head_dim"), wgmma::tile_bytes(machine, BARRIERS));
+    let block = |c: &Config| Block::of(c).ok().filter(|b| [128, 192].contains(&b.q));
     space.constraints.extend([
-        Constraint::new("blocks are of the variant", move |c| if native(c) { mine(c) } else { portable(c) }),
-        Constraint::new("a warpgroup has 64 queries", move |c| !native(c) || threads(c)),
-        Constraint::new("a thread's values fit its registers", move |c| !native(c) || values(c)),
-        Constraint::new("four tiles of keys fit beside the queries", move |c| !native(c) || shared(c)),
+        wgmma::constraint("a warpgroup has 64 queries", move |c| {
+            let simdgroups = c.int("SIMDGROUPS").and_then(|s| usize::try_from(s).ok());
+            block(c).is_some_and(|b| Some(4 * b.warpgroups()) == simdgroups)
+        }),
+        wgmma::constraint("a thread's values fit its registers", move |c| {
+            block(c).is_some_and(|b| b.values_fit(head_dim))
+        }),
+        wgmma::constraint("four tiles of keys fit beside the queries", move |c| {
+            block(c).is_some_and(|b| b.shared_bytes(head_dim) <= slots)
+        }),
     ]);
     space.default = default(shape);
     space

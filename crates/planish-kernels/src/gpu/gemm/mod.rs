@@ -11,6 +11,7 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::text::{IO, KernelLaunch, Text, check_io, io_code};
 use crate::gpu::tiles::{self, Product, TILE, WALK};
+use crate::gpu::wgmma::NAME;
 use crate::op::{Arg, Attrs, Cost, Dtype, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use reference::Gemm;
 
@@ -123,7 +124,7 @@ fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<La
     let [alpha, beta] = ["alpha", "beta"].map(float);
     let params = vec![product.m as u32, product.n as u32, product.k as u32, alpha, beta];
     match config.name("VARIANT") {
-        Some(wgmma::NAME) => return wgmma::steps(call, config, params, machine),
+        Some(NAME) => return wgmma::steps(call, config, params, machine),
         Some(vendor::NAME) => return vendor::steps(call, [alpha, beta], machine),
         _ => {}
     }

@@ -1,7 +1,5 @@
 //! The variant of `gemm` that the machine's vendor has in a library: one more configuration, and its launch.
 
-use std::sync::Arc;
-
 use planish_device::{Error, Float, Launch, Params, Source, VendorProduct};
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
@@ -17,22 +15,15 @@ pub const NAME: &str = "cublaslt";
 pub fn with(own: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     // It makes no empty sums.
     let (true, Ok(library)) = (shape.size("k") > 0, machine.backend.library()) else { return own };
-    let mut space = own;
+    let vendors = |c: &Config| c.name("VARIANT") == Some(NAME);
+    let mut space = own.except(vendors);
     for param in space.params.iter_mut().filter(|p| p.name == "VARIANT") {
         param.values.push(Value::from(NAME));
     }
-    let vendors = |c: &Config| c.name("VARIANT") == Some(NAME);
-    for constraint in &mut space.constraints {
-        let holds = constraint.holds.clone();
-        constraint.holds = Arc::new(move |c| vendors(c) || holds(c));
-    }
     // One value off the default: a search tries it among the first.
     let only = space.default.clone().with("VARIANT", NAME);
-    space
-        .constraints
-        .push(Constraint::new(format!("{library} has no tiles: all else is as in the default"), move |c| {
-            !vendors(c) || *c == only
-        }));
+    let name = format!("{library} has no tiles: all else is as in the default");
+    space.constraints.push(Constraint::new(name, move |c| !vendors(c) || *c == only));
     space
 }
 

@@ -1,17 +1,13 @@
 //! The variant of `gemm` on warpgroups: its tiles beside the portable ones, and its launch.
 
-use std::sync::Arc;
-
 use planish_device::Launch;
 use planish_tune::{Config, Constraint, Rejection, Space, Value};
 
 use super::{GemmTypes, types};
 use crate::gpu::text::{IO, KernelLaunch, Text, io_code, knob};
-use crate::gpu::wgmma::{self, ALIGN, ROW, WGMMA, WGMMA_GEMM};
+use crate::gpu::wgmma::{self, ALIGN, NAME, ROW, WGMMA, WGMMA_GEMM, native};
 use crate::op::{Dtype, Machine, OpCall, Shape};
 
-/// Value of `VARIANT`.
-pub const NAME: &str = "wgmma";
 static TEXT: Text = Text(&[IO, WGMMA, WGMMA_GEMM, ("gemm_wgmma.k", include_str!("gemm_wgmma.k"))]);
 
 /// Rows of tiles that are walked together, column by column.
@@ -106,7 +102,7 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     if !fits(shape, machine) {
         return portable;
     }
-    let mut space = portable;
+    let mut space = portable.except(native);
     for param in &mut space.params {
         let more: &[i64] = match param.name {
             "TILE_M" => &[256],
@@ -117,27 +113,20 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
         param.values.extend(more.iter().map(|v| Value::Int(*v)));
         param.values.extend((param.name == "VARIANT").then(|| Value::from(NAME)));
     }
-    let native = |c: &Config| c.name("VARIANT") == Some(NAME);
-    for constraint in &mut space.constraints {
-        let holds = constraint.holds.clone();
-        constraint.holds = Arc::new(move |c| native(c) || holds(c));
-    }
     let slots = wgmma::tile_bytes(machine, BARRIERS);
     let own = move |c: &Config| {
         let [m, n, k] = ["TILE_M", "TILE_N", "TILE_K"].map(|name| c.int(name).unwrap_or(0));
         let plain = m > 128 || n > 128 || k > 32;
         native(c) == (k == ROW as i64) && (native(c) || !plain)
     };
-    let fixed = move |c: &Config| !native(c) || (c.name("WALK") == Some("linear") && c.int("ALIGNED") == Some(0));
-    let tile =
-        move |c: &Config, holds: fn(&Tile, usize) -> bool| !native(c) || Tile::of(c).is_ok_and(|t| holds(&t, slots));
-    let divides = move |c: &Config| tile(c, |t, _| t.divides());
-    let shared = move |c: &Config| tile(c, |t, slots| t.slot_bytes() * 3 <= slots);
+    let tile = |holds: fn(&Tile, usize) -> bool| move |c: &Config| Tile::of(c).is_ok_and(|t| holds(&t, slots));
     space.constraints.extend([
         Constraint::new("TILE_K is 64 for wgmma alone, and so are tiles over 128", own),
-        Constraint::new("wgmma has one walk, and handles tails", fixed),
-        Constraint::new("warpgroups take whole blocks of 64 rows and their sums fit", divides),
-        Constraint::new("three slots of tiles fit", shared),
+        wgmma::constraint("wgmma has one walk, and handles tails", |c| {
+            c.name("WALK") == Some("linear") && c.int("ALIGNED") == Some(0)
+        }),
+        wgmma::constraint("warpgroups take whole blocks of 64 rows and their sums fit", tile(|t, _| t.divides())),
+        wgmma::constraint("three slots of tiles fit", tile(|t, slots| t.slot_bytes() * 3 <= slots)),
     ]);
     space.default = default(shape, machine);
     space

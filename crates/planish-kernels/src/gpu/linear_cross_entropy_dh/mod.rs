@@ -18,6 +18,7 @@ use crate::gpu::linear_cross_entropy::reference::linear_cross_entropy;
 use crate::gpu::linear_cross_entropy::shared::{self, LEAST_CHUNK, MOST_CHUNK};
 use crate::gpu::linear_cross_entropy_backward::reference::Linear;
 use crate::gpu::text::io;
+use crate::gpu::wgmma::native;
 use crate::gpu::{linear_cross_entropy, linear_cross_entropy_backward};
 use crate::op::{Arg, Cost, Expected, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::{Shaken, lift};
@@ -62,7 +63,7 @@ pub static OP: GpuOp = GpuOp {
 };
 
 fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
-    if config.name("VARIANT") == Some(wgmma::NAME) {
+    if native(config) {
         return wgmma::steps(call, config, machine);
     }
     let config =

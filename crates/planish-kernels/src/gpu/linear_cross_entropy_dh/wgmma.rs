@@ -1,18 +1,14 @@
 //! The variant of `linear_cross_entropy_dh` on warpgroups: its chunks beside the portable ones, and its launches.
 
-use std::sync::Arc;
-
 use planish_device::{Launch, Slice};
-use planish_tune::{Config, Constraint, Param, Rejection, Space, Value};
+use planish_tune::{Config, Rejection, Space};
 
 use crate::gpu::cross_entropy::shared::{self as loss, loss_of};
 use crate::gpu::linear_cross_entropy::{self, shared::plain};
 use crate::gpu::text::{IO, KernelLaunch, Text, io, io_code, knob};
-use crate::gpu::wgmma::{self, ALIGN, ROW, WGMMA, WGMMA_GEMM};
+use crate::gpu::wgmma::{self, ALIGN, NAME, ROW, WGMMA, WGMMA_GEMM};
 use crate::op::{Machine, OpCall, Shape};
 
-/// Value of `VARIANT`; its other one is the portable launches', `portable`.
-pub const NAME: &str = "wgmma";
 static PRODUCTS: Text = Text(&[IO, WGMMA, WGMMA_GEMM, ("products_wgmma.k", include_str!("products_wgmma.k"))]);
 static ROWS: Text = Text(&[IO, WGMMA, ("rows_wgmma.k", include_str!("rows_wgmma.k"))]);
 
@@ -45,24 +41,13 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
     if !fits(shape, machine) {
         return portable;
     }
-    let mut space = portable;
-    let native = |c: &Config| c.name("VARIANT") == Some(NAME);
-    for constraint in &mut space.constraints {
-        let holds = constraint.holds.clone();
-        constraint.holds = Arc::new(move |c| native(c) || holds(c));
-    }
-    let own: Vec<(&str, Vec<Value>)> = space.params.iter().map(|p| (p.name, p.values.clone())).collect();
-    for param in &mut space.params {
-        let more: &[i64] = match param.name {
+    let more = |param: &str| -> &'static [i64] {
+        match param {
             "THREADS" => &[THREADS as i64],
             "TILE_M" => &[TILE_M as i64],
             _ => &CHUNKS,
-        };
-        let more = more.iter().map(|v| Value::Int(*v)).filter(|v| !param.values.contains(v)).collect::<Vec<_>>();
-        param.values.extend(more);
-    }
-    let values = ["portable", NAME].map(Value::from).into();
-    space.params.insert(0, Param { name: "VARIANT", trades: "any machine against warpgroups", values });
+        }
+    };
     let vocab = shape.size("vocab") as i64;
     // Two chunks that both hold the whole vocabulary are one configuration.
     let distinct = move |chunk: i64| {
@@ -73,10 +58,7 @@ pub fn with(portable: Space, shape: &Shape, machine: &Machine<'_>) -> Space {
         let tile = c.int("THREADS") == Some(THREADS as i64) && c.int("TILE_M") == Some(TILE_M as i64);
         tile && c.int("CHUNK").is_some_and(distinct)
     };
-    let portable = move |c: &Config| own.iter().all(|(name, values)| c.get(name).is_some_and(|v| values.contains(v)));
-    space.constraints.push(Constraint::new("threads, tile and chunk are of the variant", move |c| {
-        if native(c) { mine(c) } else { portable(c) }
-    }));
+    let mut space = wgmma::beside(portable, more, ("threads, tile and chunk are of the variant", mine));
     let chunk = CHUNKS.into_iter().rfind(|c| distinct(*c)).unwrap_or(CHUNKS[0]);
     space.default = Config::new()
         .with("VARIANT", NAME)
