@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::session::{self, Session, SessionArgs, Unknown};
 use crate::ui::Ui;
+use crate::{interrupt, report};
 
 /// A model on its device.
 pub enum Opened {
@@ -113,7 +114,7 @@ impl Runner<'_> {
     }
 
     /// Feeds `prompt` after what the cache holds and generates.
-    pub fn generate(
+    fn generate(
         &mut self,
         prompt: &[u32],
         settings: &Settings,
@@ -127,6 +128,19 @@ impl Runner<'_> {
                 gpu::generate::generate(decoder, &session.file.tokenizer, prompt, settings, emit)?
             }
         })
+    }
+
+    /// The same, printed as it comes unless the report is JSON, until Ctrl-C or the reader leaves; what was done, and its text.
+    pub fn stream(&mut self, prompt: &[u32], settings: &Settings, ui: Ui) -> Result<(Generated, String)> {
+        let (mut text, mut printed) = (String::new(), Ok(()));
+        let done = self.generate(prompt, settings, &mut |piece| {
+            text.push_str(piece);
+            if !ui.json && printed.is_ok() {
+                printed = report::print(piece);
+            }
+            if interrupt::requested() || printed.is_err() { Flow::Stop } else { Flow::Continue }
+        })?;
+        printed.map(|()| (done, text))
     }
 
     /// What it runs on and with.

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, stdin};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use planish_engine::generate::{Ended, Flow, Settings};
+use planish_engine::generate::{Ended, Settings};
 use planish_engine::text::Tokenizer;
 use planish_engine::text::chat::{ChatTemplate, Message, Then};
 use planish_tune::counted;
@@ -133,18 +133,7 @@ impl Conversation<'_> {
         let same = self.fed.iter().zip(ids).take_while(|(a, b)| a == b).count().min(ids.len() - 1);
         self.runner.truncate(same);
         self.fed.truncate(same);
-        let (mut text, mut closed) = (String::new(), None);
-        let mut emit = |piece: &str| {
-            text.push_str(piece);
-            let printed = if ui.json { Ok(()) } else { report::print(piece) };
-            let stop = interrupt::requested() || printed.is_err();
-            closed = printed.err();
-            if stop { Flow::Stop } else { Flow::Continue }
-        };
-        let done = self.runner.generate(&ids[same..], &self.settings, &mut emit)?;
-        if let Some(error) = closed {
-            return Err(error);
-        }
+        let (done, text) = self.runner.stream(&ids[same..], &self.settings, ui)?;
         self.fed.extend_from_slice(&ids[same..]);
         self.fed.extend_from_slice(&done.ids);
         self.fed.truncate(self.runner.position());

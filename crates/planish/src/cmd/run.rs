@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use planish_engine::generate::{Ended, Flow, Generated};
+use planish_engine::generate::{Ended, Generated};
 use planish_engine::model::ModelFile;
 use planish_engine::text::Special;
 use planish_engine::text::chat::{Message, Then};
@@ -72,19 +72,7 @@ pub fn run(args: &RunArgs, ui: Ui) -> Result<Outcome> {
     };
     let mut runner = opened.runner(&settings, ui)?;
     let loaded = crate::since_start();
-    let mut text = String::new();
-    let mut closed = None;
-    let mut emit = |piece: &str| {
-        text.push_str(piece);
-        let printed = if ui.json { Ok(()) } else { report::print(piece) };
-        let stop = interrupt::requested() || printed.is_err();
-        closed = printed.err();
-        if stop { Flow::Stop } else { Flow::Continue }
-    };
-    let done = runner.generate(&ids, &settings, &mut emit)?;
-    if let Some(error) = closed {
-        return Err(error);
-    }
+    let (done, text) = runner.stream(&ids, &settings, ui)?;
     let stats = Stats { done: &done, loaded, runner: &runner };
     if ui.json {
         report::print_json(&stats.json(&text)?)?;
