@@ -8,7 +8,8 @@ use crate::company::Company;
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::{Event, Observer, Resume};
-use crate::outcome::Anchor;
+use crate::finals::Judged;
+use crate::outcome::{Anchor, Counts, Outcome, Ranked};
 use crate::policy::Policy;
 use crate::stats::{median, spread};
 use crate::subject::{Admitted, Point, Rejection, Sample, Subject};
@@ -177,6 +178,32 @@ impl<'a, 's> Bench<'a, 's> {
             self.emit(&Event::Busy { share });
         }
         Some(share)
+    }
+
+    /// The outcome as `judged`, with what is known of the measuring; counts and refusals are for the caller to add.
+    pub fn outcome(mut self, judged: Judged, ranking: Vec<Ranked>) -> Outcome {
+        let by_others = self.by_others();
+        let default = self.default.config().clone();
+        Outcome {
+            choice: judged.choice.unwrap_or_else(|| default.clone()),
+            default,
+            verdict: judged.verdict,
+            ranking,
+            finals: judged.finals,
+            rejected: Vec::new(),
+            counts: Counts::default(),
+            samples: self.samples,
+            noise: self.noise(),
+            drifts: self.drifts,
+            discarded: self.discarded,
+            by_others,
+            spent_s: self.task.budget.spent().as_secs_f64(),
+            budget_s: Some(self.task.budget.limit().as_secs_f64()),
+            partial: false,
+            floor_ns: self.floor_ns,
+            anchors: self.trail,
+            policy: self.task.policy,
+        }
     }
 
     /// The finals begin: other work is counted from here, too.

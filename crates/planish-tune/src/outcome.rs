@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::policy::Policy;
-use crate::subject::Rejection;
+use crate::stats::{median, spread};
+use crate::subject::{Admitted, Rejection};
 use crate::words::counted;
 
 /// Whether the default was beaten.
@@ -42,6 +43,14 @@ pub struct Times {
     pub speedups: Vec<f64>,
 }
 
+impl Times {
+    /// Of samples in the order taken, each `speedups` of the default's at its anchors where those are told.
+    pub(crate) fn of(samples_ns: &[f64], speedups: Vec<f64>) -> Times {
+        let (median_ns, spread_ns) = (median(samples_ns).unwrap_or(0.0), spread(samples_ns).unwrap_or(0.0));
+        Times { samples_ns: samples_ns.to_vec(), median_ns, spread_ns, speedups }
+    }
+}
+
 /// The default timed again, to see whether the machine is still what it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Anchor {
@@ -65,6 +74,13 @@ pub struct Ranked {
     /// Worst error over its bound that the gate saw; `None` in older records.
     #[serde(default)]
     pub error_over_bound: Option<f64>,
+}
+
+impl Ranked {
+    pub(crate) fn of(admitted: &Admitted, speedup: f64, times: Vec<Times>) -> Ranked {
+        let (config, error_over_bound) = (admitted.config().clone(), Some(admitted.error_over_bound()));
+        Ranked { config, speedup, times, error_over_bound }
+    }
 }
 
 /// A ratio to the default and its confidence bounds.

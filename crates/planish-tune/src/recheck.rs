@@ -4,12 +4,12 @@
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::finals::{Finalist, judge};
+use crate::finals::{Finalist, Judged, judge};
 use crate::measure::{Bench, Halt, Miss, Task, default_failed};
 use crate::outcome::{Counts, Outcome, Ranked, Times, Verdict};
 use crate::policy::Policy;
-use crate::stats::{median, spread};
-use crate::subject::{Admitted, Subject};
+use crate::stats::median;
+use crate::subject::Subject;
 
 /// Pairs after which the one candidate is judged.
 const LOOKS: [usize; 2] = [8, 16];
@@ -86,8 +86,7 @@ pub fn recheck(subject: &mut dyn Subject, mut task: Task<'_>, claim: &Claim) -> 
         };
         return Ok(Trial::Fell(format!("{config} {why}")));
     }
-    let choice = judged.choice.unwrap_or_else(|| space.default.clone());
-    Ok(Trial::Held(Box::new(outcome(bench, &finalist, choice, judged.verdict, judged.finals))))
+    Ok(Trial::Held(Box::new(outcome(bench, &finalist, judged))))
 }
 
 /// What a trial that ran out of time says.
@@ -100,55 +99,14 @@ fn stopped(halt: Halt) -> Result<Trial, Error> {
 }
 
 /// The trial as evidence.
-fn outcome(
-    mut bench: Bench<'_, '_>,
-    finalist: &Finalist,
-    choice: Config,
-    verdict: Verdict,
-    finals: Vec<crate::outcome::Final>,
-) -> Outcome {
-    let times = |ns: &[Vec<f64>], logs: &[Vec<f64>]| -> Vec<Times> {
-        let one = |(p, ns): (usize, &Vec<f64>)| Times {
-            samples_ns: ns.clone(),
-            median_ns: median(ns).unwrap_or(0.0),
-            spread_ns: spread(ns).unwrap_or(0.0),
-            speedups: logs.get(p).map_or_else(Vec::new, |logs| logs.iter().map(|l| l.exp()).collect()),
-        };
-        ns.iter().enumerate().map(one).collect()
-    };
+fn outcome(bench: Bench<'_, '_>, finalist: &Finalist, judged: Judged) -> Outcome {
+    let default = bench.anchors_ns.iter().map(|ns| Times::of(ns, Vec::new())).collect();
+    let of = |(ns, logs): (&Vec<f64>, &Vec<f64>)| Times::of(ns, logs.iter().map(|l| l.exp()).collect());
+    let tried = finalist.ns.iter().zip(&finalist.logs).map(of).collect();
     let logs: Vec<f64> = finalist.logs.iter().filter_map(|l| median(l)).collect();
     let speedup = (logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp();
-    let default = bench.default.config().clone();
-    let ranked = |admitted: &Admitted, speedup, times| Ranked {
-        config: admitted.config().clone(),
-        speedup,
-        times,
-        error_over_bound: Some(admitted.error_over_bound()),
-    };
-    let mut ranking = vec![
-        ranked(&bench.default, 1.0, times(&bench.anchors_ns, &[])),
-        ranked(&finalist.admitted, speedup, times(&finalist.ns, &finalist.logs)),
-    ];
+    let mut ranking = vec![Ranked::of(&bench.default, 1.0, default), Ranked::of(&finalist.admitted, speedup, tried)];
     ranking.sort_by(|a, b| b.speedup.total_cmp(&a.speedup));
-    let by_others = bench.by_others();
-    Outcome {
-        default,
-        choice,
-        verdict,
-        ranking,
-        finals,
-        rejected: Vec::new(),
-        floor_ns: bench.floor_ns.clone(),
-        counts: Counts { candidates: 2, admitted: 2, timed: 2, ..Counts::default() },
-        samples: bench.samples,
-        noise: bench.noise(),
-        drifts: bench.drifts,
-        discarded: bench.discarded,
-        anchors: bench.trail,
-        by_others,
-        spent_s: bench.task.budget.spent().as_secs_f64(),
-        budget_s: Some(bench.task.budget.limit().as_secs_f64()),
-        partial: false,
-        policy: bench.task.policy,
-    }
+    let counts = Counts { candidates: 2, admitted: 2, timed: 2, ..Counts::default() };
+    Outcome { counts, ..bench.outcome(judged, ranking) }
 }

@@ -16,7 +16,7 @@ use crate::model::Axis;
 use crate::outcome::{Counts, Outcome, Ranked, Times, Verdict};
 use crate::policy::Timings;
 use crate::space::Space;
-use crate::stats::{median, spread};
+use crate::stats::median;
 use crate::subject::{Admitted, Rejection, Subject};
 
 /// Candidates that stay in however far behind the best they are.
@@ -689,9 +689,7 @@ impl Search {
         }
     }
 
-    fn outcome(mut self, mut bench: Bench<'_, '_>, judged: Judged) -> Outcome {
-        let by_others = bench.by_others();
-        let default = bench.default.config().clone();
+    fn outcome(mut self, bench: Bench<'_, '_>, judged: Judged) -> Outcome {
         let ranking = self.ranking(&bench.default, &bench.anchors_ns);
         let in_state = |s: State| self.entries.iter().filter(|e| e.state == s).count();
         self.counts.untried = in_state(State::Untried);
@@ -701,38 +699,20 @@ impl Search {
         for (_, r) in self.rejected.iter().filter(|(_, r)| !matches!(r, Rejection::Slow(_))) {
             *self.counts.rejected.entry(r.kind().to_owned()).or_insert(0) += 1;
         }
-        Outcome {
-            choice: judged.choice.unwrap_or_else(|| default.clone()),
-            default,
-            verdict: judged.verdict,
-            ranking,
-            finals: judged.finals,
-            rejected: self.rejected,
-            floor_ns: bench.floor_ns.clone(),
-            counts: self.counts,
-            samples: bench.samples,
-            noise: bench.noise(),
-            drifts: bench.drifts,
-            discarded: bench.discarded,
-            anchors: bench.trail,
-            by_others,
-            spent_s: bench.task.budget.spent().as_secs_f64(),
-            budget_s: Some(bench.task.budget.limit().as_secs_f64()),
-            partial: judged.halt.is_some() || !self.finished,
-            policy: bench.task.policy,
-        }
+        let partial = judged.halt.is_some() || !self.finished;
+        Outcome { rejected: self.rejected, counts: self.counts, partial, ..bench.outcome(judged, ranking) }
     }
 
     fn ranking(&self, default: &Admitted, anchors_ns: &[Vec<f64>]) -> Vec<Ranked> {
         let mut ranking: Vec<Ranked> = Vec::new();
         if anchors_ns.iter().all(|a| !a.is_empty()) {
-            let times = anchors_ns.iter().map(|a| times(a, &[])).collect();
-            let error_over_bound = Some(default.error_over_bound());
-            ranking.push(Ranked { config: default.config().clone(), speedup: 1.0, times, error_over_bound });
+            let times = anchors_ns.iter().map(|a| Times::of(a, Vec::new())).collect();
+            ranking.push(Ranked::of(default, 1.0, times));
         }
         for (i, e) in self.entries.iter().enumerate() {
             if let Some(estimate) = e.estimate() {
-                let times = e.ns.iter().zip(&e.rel).map(|(ns, rel)| times(ns, rel)).collect();
+                let times = |(ns, rel): (&Vec<f64>, &Vec<f64>)| Times::of(ns, rel.iter().map(|r| 1.0 / r).collect());
+                let times = e.ns.iter().zip(&e.rel).map(times).collect();
                 let error_over_bound = e.admitted.as_ref().map(Admitted::error_over_bound);
                 let (config, speedup) = (self.config(i), 1.0 / estimate);
                 ranking.push(Ranked { config, speedup, times, error_over_bound });
@@ -741,9 +721,4 @@ impl Search {
         ranking.sort_by(|a, b| b.speedup.total_cmp(&a.speedup));
         ranking
     }
-}
-
-fn times(ns: &[f64], rel: &[f64]) -> Times {
-    let (median_ns, spread_ns) = (median(ns).unwrap_or(0.0), spread(ns).unwrap_or(0.0));
-    Times { samples_ns: ns.to_vec(), median_ns, spread_ns, speedups: rel.iter().map(|r| 1.0 / r).collect() }
 }

@@ -10,7 +10,7 @@ use crate::event::Event;
 use crate::finals::{Finalist, rounds_until};
 use crate::measure::{Bench, Halt, Miss, Task, default_failed};
 use crate::outcome::{Interval, Times};
-use crate::stats::{median, median_bounds, spread};
+use crate::stats::{median, median_bounds};
 use crate::subject::{Admitted, Rejection, Subject};
 
 /// One configuration of a sweep.
@@ -115,12 +115,6 @@ fn interval(logs: &[f64], level: f64) -> Option<Interval> {
     Some(Interval { ratio: median(logs)?.exp(), lo: lo.exp(), hi: hi.exp() })
 }
 
-fn times(samples_ns: &[f64]) -> Times {
-    let median_ns = median(samples_ns).unwrap_or_default();
-    let spread_ns = spread(samples_ns).unwrap_or_default();
-    Times { samples_ns: samples_ns.to_vec(), median_ns, spread_ns, speedups: Vec::new() }
-}
-
 /// Gates `configs` and times all that pass for `rounds` rounds, each beside the default, within the task's budget.
 ///
 /// Fewer rounds than bounds for so many configurations need are raised to those.
@@ -219,7 +213,7 @@ fn conclude(
         config: default.config().clone(),
         error_over_bound: Some(default.error_over_bound()),
         rejection: None,
-        times: bench.anchors_ns.iter().map(|ns| times(ns)).collect(),
+        times: bench.anchors_ns.iter().map(|ns| Times::of(ns, Vec::new())).collect(),
         ratios: vec![one; points],
         logs: vec![vec![0.0; rounds]; points],
     };
@@ -230,7 +224,7 @@ fn conclude(
         Swept {
             error_over_bound: result.as_ref().ok().map(Admitted::error_over_bound),
             rejection: result.err().or_else(|| timed.and_then(|f| f.refused.clone())),
-            times: ns.iter().map(|ns| times(ns)).collect(),
+            times: ns.iter().map(|ns| Times::of(ns, Vec::new())).collect(),
             ratios: logs.iter().map(|l| interval(l, level)).collect::<Option<_>>().unwrap_or_default(),
             logs,
             config,
