@@ -140,6 +140,13 @@ pub struct Memory {
     pub sync: Slice,
 }
 
+impl Memory {
+    /// Of the arguments of a step.
+    pub fn of([arena, table, step, ropes, keys, values, work, logits, sync]: [Slice; 9]) -> Memory {
+        Memory { arena, table, step, ropes, keys, values, work, logits, sync }
+    }
+}
+
 impl Model {
     /// Query heads of a key head.
     pub fn group(&self) -> usize {

@@ -476,20 +476,10 @@ pub fn places(s: &Shape) -> ModelAt {
 }
 
 pub fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
-    let [arena, table, step_words, ropes, keys, values, work, logits, sync] = &call.args[..] else {
+    let Some((memory, [])) = call.args.split_first_chunk() else {
         return Err(Rejection::Constraint(format!("decode takes 9 arguments, not {}", call.args.len())));
     };
-    let memory = Memory {
-        arena: arena.clone(),
-        table: table.clone(),
-        step: step_words.clone(),
-        ropes: ropes.clone(),
-        keys: keys.clone(),
-        values: values.clone(),
-        work: work.clone(),
-        logits: logits.clone(),
-        sync: sync.clone(),
-    };
+    let memory = Memory::of(memory.clone());
     let draw = if call.attrs.is("draw") { Draw::Greedy } else { Draw::None };
     step((&model(&call.shape), &places(&call.shape)), &memory, &draw, config, machine)
 }

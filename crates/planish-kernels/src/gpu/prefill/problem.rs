@@ -306,20 +306,10 @@ pub fn problem(s: &Shape, seed: u64, fill: Fill) -> Problem {
 }
 
 pub fn steps(call: &OpCall, config: &Config, machine: &Machine<'_>) -> Result<Vec<Launch>, Rejection> {
-    let [arena, table, step, ropes, keys, values, work, logits, sync, words, weights, rows] = &call.args[..] else {
+    let Some((memory, [words, weights, rows])) = call.args.split_first_chunk() else {
         return Err(Rejection::Constraint(format!("prefill takes 12 arguments, not {}", call.args.len())));
     };
-    let memory = Memory {
-        arena: arena.clone(),
-        table: table.clone(),
-        step: step.clone(),
-        ropes: ropes.clone(),
-        keys: keys.clone(),
-        values: values.clone(),
-        work: work.clone(),
-        logits: logits.clone(),
-        sync: sync.clone(),
-    };
+    let memory = Memory::of(memory.clone());
     let prefill = PrefillMemory { words: words.clone(), weights: weights.clone(), rows: rows.clone() };
     let (s, at) = (&call.shape, places(&call.shape));
     launches((&model(s), &at), &memory, &prefill, s.size("chunk"), config, machine)
