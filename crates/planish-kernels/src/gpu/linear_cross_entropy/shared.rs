@@ -18,6 +18,13 @@ pub const MOST_CHUNK: usize = 8192;
 /// Threads of launches without tiles.
 pub const PLAIN_THREADS: usize = 256;
 
+/// Fewer and smaller rows of the same kind.
+pub fn cases(s: &Shape) -> Vec<Shape> {
+    let small = s.clone().with("hidden", s.size("hidden").min(136) as i64);
+    let small = small.with("vocab", s.size("vocab").min(1100) as i64);
+    vec![small.clone().with("tokens", 37), small.with("tokens", 1)]
+}
+
 /// The parameters of both passes.
 pub fn space(s: &Shape, machine: &Machine<'_>) -> Space {
     let limits = machine.backend.limits();

@@ -43,11 +43,7 @@ pub static OP: GpuOp = GpuOp {
                 ..Cost::default()
             }
         },
-        cases: |s| {
-            let small = s.clone().with("hidden", s.size("hidden").min(136) as i64);
-            let small = small.with("vocab", s.size("vocab").min(1100) as i64);
-            vec![small.clone().with("tokens", 37), small.with("tokens", 1)]
-        },
+        cases: shared::cases,
         problem,
         steps,
         rotated: &[0, 1],

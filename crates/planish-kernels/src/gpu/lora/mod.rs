@@ -29,14 +29,7 @@ pub static OP: GpuOp = GpuOp {
         },
         space: |s, machine| tiles([s.size("rows"), s.size("outs")], machine),
         cost,
-        cases: |s| {
-            let least = |s: Shape, name, most| {
-                let n = s.size(name).min(most) as i64;
-                s.with(name, n)
-            };
-            let small = least(least(least(s.clone(), "rows", 33), "cols", 257), "outs", 97);
-            vec![small.clone(), small.with("rows", 1)]
-        },
+        cases,
         problem,
         steps,
         rotated: &[0, 1, 3, 4, 6, 7],
@@ -52,6 +45,16 @@ pub static OP: GpuOp = GpuOp {
         "rows=3,cols=129,outs=5,rank=37,adapters=2,bias=0,type=bf16",
     ],
 };
+
+/// The same with fewer rows, columns and outputs.
+pub(super) fn cases(s: &Shape) -> Vec<Shape> {
+    let least = |s: Shape, name, most| {
+        let n = s.size(name).min(most) as i64;
+        s.with(name, n)
+    };
+    let small = least(least(least(s.clone(), "rows", 33), "cols", 257), "outs", 97);
+    vec![small.clone(), small.with("rows", 1)]
+}
 
 /// The text of tiles of a product.
 pub(super) const TILE: (&str, &str) = ("lora_tile.k", include_str!("../include/lora_tile.k"));

@@ -5,7 +5,7 @@ pub mod reference;
 use planish_device::{Launch, Slice};
 use planish_tune::{Config, Rejection};
 
-use super::lora::{SKINNY, TILE, Tile, tiles, weights};
+use super::lora::{SKINNY, TILE, Tile, cases, tiles, weights};
 use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::text::{IO, Text, check_io, io};
@@ -38,14 +38,7 @@ pub static OP: GpuOp = GpuOp {
                 write_bytes: e * m * k + 4 * r * (n + k),
             }
         },
-        cases: |s| {
-            let least = |s: Shape, name, most| {
-                let n = s.size(name).min(most) as i64;
-                s.with(name, n)
-            };
-            let small = least(least(least(s.clone(), "rows", 33), "cols", 257), "outs", 97);
-            vec![small.clone(), small.with("rows", 1)]
-        },
+        cases,
         problem,
         steps,
         rotated: &[0, 1, 2, 3, 4, 5, 6],
