@@ -70,9 +70,14 @@ fn check(s: &Shape) -> Result<(), String> {
 
 /// What a query sees in a dense shape.
 pub fn mask(shape: &Shape, attrs: &Attrs) -> Mask {
+    Mask { queries: shape.size("queries"), keys: shape.size("keys"), ..options(shape, attrs) }
+}
+
+/// The same without rows.
+pub fn options(shape: &Shape, attrs: &Attrs) -> Mask {
     Mask {
-        queries: shape.size("queries"),
-        keys: shape.size("keys"),
+        queries: 0,
+        keys: 0,
         dim: shape.size("head_dim"),
         causal: shape.size("causal") != 0,
         window: shape.size("window"),

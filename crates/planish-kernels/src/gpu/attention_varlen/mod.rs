@@ -9,7 +9,7 @@ use crate::data::{self, Rng};
 use crate::gpu::GpuOp;
 use crate::gpu::attention::inputs::{self, Both, Heads};
 use crate::gpu::attention::reference::Mask;
-use crate::gpu::attention::space;
+use crate::gpu::attention::{options, space};
 use crate::gpu::text::{IO, KernelLaunch, Text, io, knob};
 use crate::op::{Arg, Attrs, Cost, Dtype, Fill, Machine, Op, OpCall, Problem, Shape};
 use crate::reference::{Shaken, lift};
@@ -63,24 +63,11 @@ fn check(s: &Shape) -> Result<(), String> {
     if s.size("sequences") == 0 { Err(format!("{s}: no sequence")) } else { Ok(()) }
 }
 
-/// The options of a shape, without rows.
-fn mask(shape: &Shape, attrs: &Attrs) -> Mask {
-    Mask {
-        queries: 0,
-        keys: 0,
-        dim: shape.size("head_dim"),
-        causal: shape.size("causal") != 0,
-        window: shape.size("window"),
-        scale: attrs.get("scale"),
-        softcap: attrs.get("softcap"),
-    }
-}
-
 /// Work of sequences of equal lengths.
 fn cost(shape: &Shape) -> Cost {
-    let (heads, options) = (Heads::of(shape), mask(shape, &Attrs::new()));
+    let (heads, mask) = (Heads::of(shape), options(shape, &Attrs::new()));
     let [sequences, tokens, keys] = ["sequences", "tokens", "keys"].map(|name| shape.size(name));
-    let one = Mask { queries: tokens.div_ceil(sequences), keys: keys.div_ceil(sequences), ..options };
+    let one = Mask { queries: tokens.div_ceil(sequences), keys: keys.div_ceil(sequences), ..mask };
     let (dim, q, kv) = (one.dim as u64, (tokens * heads.q) as u64, (keys * heads.kv) as u64);
     Cost {
         flops: (4 * dim + 5) * one.pairs() * (sequences * heads.q) as u64,
@@ -135,7 +122,7 @@ fn starts(rng: &mut Rng, sequences: usize, total: usize, empty: usize) -> Vec<u3
 fn problem(shape: &Shape, seed: u64, fill: Fill) -> Problem {
     let (heads, io) = (Heads::of(shape), io(shape));
     let attrs = inputs::attrs(shape, fill);
-    let mask = mask(shape, &attrs);
+    let mask = options(shape, &attrs);
     let [sequences, tokens, keys] = ["sequences", "tokens", "keys"].map(|name| shape.size(name));
     let mut rng = Rng::new(seed);
     let cu = [starts(&mut rng, sequences, tokens, 0), starts(&mut rng, sequences, keys, sequences / 2)];
