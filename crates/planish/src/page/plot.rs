@@ -282,35 +282,17 @@ pub enum Plot {
     Curves(Curves),
 }
 
-impl From<Intervals> for Plot {
-    fn from(plot: Intervals) -> Self {
-        Plot::Intervals(plot)
-    }
+macro_rules! plots {
+    ($($kind:ident),*) => {
+        $(impl From<$kind> for Plot {
+            fn from(plot: $kind) -> Self {
+                Plot::$kind(plot)
+            }
+        })*
+    };
 }
 
-impl From<Roofline> for Plot {
-    fn from(plot: Roofline) -> Self {
-        Plot::Roofline(plot)
-    }
-}
-
-impl From<Stacked> for Plot {
-    fn from(plot: Stacked) -> Self {
-        Plot::Stacked(plot)
-    }
-}
-
-impl From<Fit> for Plot {
-    fn from(plot: Fit) -> Self {
-        Plot::Fit(plot)
-    }
-}
-
-impl From<Curves> for Plot {
-    fn from(plot: Curves) -> Self {
-        Plot::Curves(plot)
-    }
-}
+plots!(Intervals, Roofline, Stacked, Fit, Curves);
 
 impl Plot {
     /// What is shown.
