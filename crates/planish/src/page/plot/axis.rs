@@ -13,6 +13,10 @@ pub struct Range {
     to: f64,
 }
 
+/// Nothing that is measured is further from zero, or nearer to it on a logarithmic axis: what a file says beyond is drawn
+/// at the end, and leaves the steps between ticks countable.
+const LARGEST: f64 = 1e30;
+
 /// Whether an axis must begin at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
@@ -23,9 +27,9 @@ pub enum Base {
 }
 
 impl Range {
-    /// A range that holds `values` (those that are finite, and on a logarithmic axis above zero) with some room.
+    /// A range that holds `values` (those that can be measured, and on a logarithmic axis are above zero) with some room.
     pub fn around(values: impl IntoIterator<Item = f64>, scale: Scale, base: Base, (from, to): (f64, f64)) -> Self {
-        let usable = |v: &f64| v.is_finite() && (scale == Scale::Linear || *v > 0.0);
+        let usable = |v: &f64| v.abs() < LARGEST && (scale == Scale::Linear || *v > 1.0 / LARGEST);
         let (mut lo, mut hi) = (f64::INFINITY, f64::NEG_INFINITY);
         for v in values.into_iter().filter(usable) {
             (lo, hi) = (lo.min(v), hi.max(v));
@@ -148,6 +152,18 @@ mod tests {
         check(&[16.0, 256.0], Scale::Log2, 9, &["16", "32", "64", "128", "256"]);
         check(&[16.0, 256.0], Scale::Log2, 3, &["16", "64", "256"]);
         check(&[], Scale::Linear, 4, &["0.95", "1.00", "1.05"]);
+    }
+
+    /// They come from a file, and one wrong number must not take all memory.
+    #[test]
+    fn numbers_that_nothing_measures_have_no_ticks() {
+        for scale in [Scale::Linear, Scale::Log, Scale::Log2] {
+            for values in [[1e-308, 1e308], [-1e308, 1e308], [f64::NAN, f64::INFINITY]] {
+                let ticks = Range::around(values, scale, Base::Free, (0.0, 100.0)).ticks(5);
+                assert!(ticks.len() < 20 && ticks.iter().all(|t| t.0.is_finite()), "{scale:?} {values:?}: {ticks:?}");
+            }
+        }
+        check(&[2.0, 8.0, 1e308], Scale::Log2, 9, &["2", "4", "8"]);
     }
 
     #[test]
