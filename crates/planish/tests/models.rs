@@ -277,6 +277,13 @@ fn explain_attributes_a_token_and_shows_its_evidence_again() {
     for part in ["gate+up", "attributed", "digest", "barriers", "position"] {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }
+    // Both tables of parts fit a terminal of 80 columns, and say what their columns are.
+    let tables: Vec<&str> = text.lines().skip_while(|l| !l.starts_with("part ")).collect();
+    let tables = &tables[..tables.iter().position(|l| l.starts_with("beside ")).unwrap()];
+    assert!(tables.len() >= 2 * 15 && tables.iter().all(|l| l.chars().count() <= 80), "{tables:#?}");
+    for legend in ["alone: after one; prefix: ", " GB/s and of the rates below"] {
+        assert!(tables.iter().any(|l| l.contains(legend)), "no {legend} in {tables:#?}");
+    }
     for extension in ["html", "json", "tsv"] {
         let read = |path: &Path| fs::read_to_string(path.with_extension(extension)).unwrap();
         assert!(read(&page) == read(&again), "{extension} differs");

@@ -21,6 +21,13 @@ pub struct Demand {
     pub int8_ops: f64,
 }
 
+impl Demand {
+    /// Additions and multiplications of both kinds.
+    pub fn ops(&self) -> f64 {
+        self.flops + self.int8_ops
+    }
+}
+
 impl From<Cost> for Demand {
     fn from(c: Cost) -> Demand {
         let [read_bytes, write_bytes, flops, int8_ops] =

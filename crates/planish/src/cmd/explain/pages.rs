@@ -28,7 +28,8 @@ fn token(e: &Explained) -> Page {
     let m = &e.measured;
     let mut page = Page::new(format!("Where a token's time goes: {}", e.facts.file), e.verdict.sentence.clone());
     let named = [("path", m.path.as_str()), ("figures", m.method.as_str())];
-    page.section("").facts(facts(&e.facts, &named)).plot(stacked(m)).table(parts(m));
+    let first = page.section("").facts(facts(&e.facts, &named)).plot(stacked(m)).table(parts(m));
+    first.text(format!("{}.", super::text::legend(m)));
     page.section("Under the roof").plot(roofline(m, &e.roof)).table(roofs(&e.roof));
     let context = page.section("Position");
     if let Some(line) = &m.context.line {
@@ -107,6 +108,7 @@ fn parts(m: &Measured) -> Table {
         "read|MB",
         "rate|GB/s",
         "of reading|%",
+        "operations|1e6",
         "of arithmetic|%",
         "what",
     ];
@@ -129,6 +131,7 @@ fn parts(m: &Measured) -> Table {
             number::sig(row.demand.read_bytes / 1e6, 4).into(),
             number::sig(row.gb_s, 4).into(),
             share(row.percent_of_read),
+            number::sig(row.demand.ops() / 1e6, 4).into(),
             share(row.percent_of_arithmetic),
             row.about.as_str().into(),
         ]);
@@ -147,7 +150,7 @@ fn roofline(m: &Measured, roof: &Roof) -> Roofline {
     ];
     let flats = rates.into_iter().filter_map(|(at, of)| at.map(|at| mark(at, format!("{} {of}", number::sig(at, 4)))));
     let points = m.rows.iter().map(|row| {
-        let ops = row.demand.flops + row.demand.int8_ops;
+        let ops = row.demand.ops();
         let intensity = ops / (row.demand.read_bytes + row.demand.write_bytes).max(1.0);
         Kernel { label: row.name.clone(), intensity, gop_s: ops / row.time_ns.median.max(1.0), tone: Tone::Plain }
     });

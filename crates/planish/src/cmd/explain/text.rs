@@ -1,7 +1,8 @@
 //! Evidence as tables and sentences.
 
 use planish_engine::explain::fit::Line;
-use planish_engine::explain::{Bounds, Measured, Row};
+use planish_engine::explain::{Bounds, InPlace, Measured, Row};
+use planish_engine::probes::Roof;
 use planish_tune::counted;
 
 use super::evidence::{Evidence, Explained, Facts, Fitted};
@@ -30,7 +31,8 @@ fn percent(value: Option<f64>) -> String {
 
 fn token(e: &Explained) -> String {
     let m = &e.measured;
-    let blocks = [head(&e.facts, m), rows(m), around(m), roofs(e), context(m), sums(e)];
+    let blocks = [head(&e.facts, m), rows(m), demands(m, &e.roof), around(m), roofs(e), context(m), sums(e)];
+    let blocks = blocks.into_iter().filter(|b| !b.is_empty()).collect::<Vec<_>>();
     format!("{}\n{}.\n", blocks.join("\n"), e.verdict.sentence)
 }
 
@@ -60,27 +62,11 @@ fn head(f: &Facts, m: &Measured) -> String {
     report::pairs(&pairs)
 }
 
-/// What each column of the table is.
-const ROWS: [&str; 11] = [
-    "part",
-    "launches",
-    "us",
-    "of token",
-    "working",
-    "waiting",
-    "alone",
-    "prefix",
-    "MB",
-    "GB/s",
-    "of read, of arithmetic",
-];
-
+/// Times of the parts, each by every method.
 fn rows(m: &Measured) -> String {
     let whole = m.token_ns.median.max(1.0);
     let line = |row: &Row| {
-        let inside =
-            |of: fn(&planish_engine::explain::InPlace) -> f64| row.in_place.as_ref().map_or("-".into(), |i| us(of(i)));
-        let mb = row.demand.read_bytes / 1e6;
+        let inside = |of: fn(&InPlace) -> f64| row.in_place.as_ref().map_or("-".into(), |i| us(of(i)));
         [
             row.name.clone(),
             row.launches.to_string(),
@@ -90,15 +76,45 @@ fn rows(m: &Measured) -> String {
             inside(|i| i.waiting_ns.median),
             us(row.alone_ns.median),
             us(row.prefix_ns.median),
-            format!("{mb:.2}"),
-            format!("{:.1}", row.gb_s),
-            format!("{}, {}", percent(row.percent_of_read), percent(row.percent_of_arithmetic)),
         ]
     };
-    report::table(ROWS, &m.rows.iter().map(line).collect::<Vec<_>>())
+    let names = ["part", "launches", "us", "of token", "working", "waiting", "alone", "prefix"];
+    report::table(names, &m.rows.iter().map(line).collect::<Vec<_>>()) + legend(m) + "\n"
 }
 
+/// What the times of parts are, in a line.
+pub fn legend(m: &Measured) -> &'static str {
+    if m.rows.iter().any(|row| row.in_place.is_some()) {
+        "us: in a token, working and waiting; alone: after one; prefix: what it adds"
+    } else {
+        "us: alone, after a whole token; prefix: what it adds to a step"
+    }
+}
+
+/// What the parts must do at least, and how fast they do it.
+fn demands(m: &Measured, roof: &Roof) -> String {
+    let line = |row: &Row| {
+        let ops = row.demand.ops();
+        [
+            row.name.clone(),
+            format!("{:.2}", row.demand.read_bytes / 1e6),
+            format!("{:.1}", row.gb_s),
+            percent(row.percent_of_read),
+            format!("{:.2}", ops / 1e6),
+            format!("{:.1}", ops / row.time_ns.median.max(1.0)),
+            percent(row.percent_of_arithmetic),
+        ]
+    };
+    let names = ["part", "MB", "GB/s", "of read", "Mop", "Gop/s", "of arithmetic"];
+    let table = report::table(names, &m.rows.iter().map(line).collect::<Vec<_>>());
+    format!("{table}what a part does at least, over its us; of {:.1} GB/s and of the rates below\n", roof.read_gb_s())
+}
+
+/// Nothing where all of a token is in its step.
 fn around(m: &Measured) -> String {
+    if m.beside.is_empty() {
+        return String::new();
+    }
     let whole = m.token_ns.median.max(1.0);
     let line = |b: &planish_engine::explain::Beside| {
         let share = format!("{:.1}%", 100.0 * b.time_ns.median / whole);
@@ -152,7 +168,7 @@ fn context(m: &Measured) -> String {
         [p.position.to_string(), us_bounds(&p.attention_ns), residual(i), us_bounds(&p.token_ns)]
     };
     let table: Vec<_> = m.context.points.iter().enumerate().map(line).collect();
-    let mut text = report::table(["position", "attention, us", "off the line", "token, us"], &table);
+    let mut text = report::table(["position", "attention, us", "off the line, us", "token, us"], &table);
     if let Some(l) = &m.context.line {
         text += &format!(
             "attention takes {} us and {} a position\n",
@@ -206,7 +222,7 @@ fn fit(f: &Fitted) -> String {
         ]
     };
     let rows: Vec<_> = f.fit.samples.iter().zip(&f.fit.line.points).map(line).collect();
-    let table = report::table(["model", "layers", "MB", "token, us", "off the line", "leverage", "types"], &rows);
+    let table = report::table(["model", "layers", "MB", "token, us", "off the line, us", "leverage", "types"], &rows);
     let first = &f.fit.samples[0];
     let mut pairs = vec![
         ("machine", machine(&f.facts)),
