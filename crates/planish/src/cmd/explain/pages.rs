@@ -77,20 +77,23 @@ fn stacked(m: &Measured) -> Stacked {
     let (named, others) = order.split_at(order.len().min(NAMED));
     let parts = named.iter().map(|r| r.name.clone()).chain(["all others".to_owned()]).collect();
     let bar = |label: &str, of: fn(&Row) -> f64| {
+        let us = |row: &&Row| of(row) / 1e3;
+        let mut all: Vec<f64> = named.iter().map(us).collect();
+        all.push(others.iter().map(us).sum());
+        let text = |v: f64| format!("{} us", number::sig(v, 4));
+        let (texts, sum) = (all.iter().map(|v| text(*v)).collect(), text(all.iter().sum()));
         // A difference of prefixes may be below nothing; a length cannot.
-        let us = |row: &&Row| (of(row) / 1e3).max(0.0);
-        let mut values: Vec<f64> = named.iter().map(us).collect();
-        values.push(others.iter().map(us).sum());
-        let texts = values.iter().map(|v| format!("{} us", number::sig(*v, 4))).collect();
-        let text = format!("{} us", number::sig(values.iter().sum(), 4));
-        Bar { label: label.to_owned(), values, texts, text }
+        Bar { label: label.to_owned(), values: all.iter().map(|v| v.max(0.0)).collect(), texts, text: sum }
     };
     let mut bars = vec![bar("in a token", |r| r.time_ns.median)];
     if m.rows.iter().any(|r| r.in_place.is_some()) {
         bars.push(bar("of it, working", |r| r.in_place.map_or(r.time_ns.median, |i| i.work_ns.median)));
     }
     bars.extend([bar("each part alone", |r| r.alone_ns.median), bar("by prefixes", |r| r.prefix_ns.median)]);
-    let note = format!("{}; a whole token takes {} us", m.method, number::us(m.token_ns.median));
+    let mut note = format!("{}; a whole token takes {} us", m.method, number::us(m.token_ns.median));
+    if m.rows.iter().any(|r| r.prefix_ns.median < 0.0) {
+        note += "; prefixes that get shorter with a part count in the sum and have no length";
+    }
     Stacked { title: "A token by its parts".into(), note, x: Axis::linear("time of a token (us)"), parts, bars }
 }
 
@@ -261,4 +264,21 @@ fn fit(f: &Fitted) -> Page {
         section.text(format!("Caution: {caution}."));
     }
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader adds the bar up, so its sum is that of the differences, those below zero with them.
+    #[test]
+    fn the_bar_of_prefixes_has_their_sum() {
+        let text = include_str!("../../../../../docs/lab/0015/llama-token.json");
+        let Ok(Evidence::Token(mut e)) = serde_json::from_str(text) else { panic!("evidence of a token") };
+        e.measured.rows[0].prefix_ns.median = -50_000.0;
+        let (plot, sum) = (stacked(&e.measured), e.measured.rows.iter().map(|r| r.prefix_ns.median).sum::<f64>());
+        let bar = plot.bars.last().expect("bars");
+        assert_eq!((bar.label.as_str(), &bar.text), ("by prefixes", &format!("{} us", number::sig(sum / 1e3, 4))));
+        assert!(bar.values.iter().all(|v| *v >= 0.0) && plot.note.contains("have no length"), "{plot:?}");
+    }
 }
