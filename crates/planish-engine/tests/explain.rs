@@ -177,7 +177,23 @@ fn verdicts_follow_what_takes_most_of_a_token() {
         assert_eq!(v.bound, bound, "{v:?}");
         assert!((v.at_most - at_most).abs() < 0.01 && v.sentence.starts_with(bound.name()), "{v:?}");
         assert!((v.read_share - shares.0).abs() < 0.01 && (v.launch_share - shares.2).abs() < 0.01, "{v:?}");
+        assert!(!v.sentence.contains("in doubt") && !v.sentence.contains("in no part"), "{v:?}");
     }
+}
+
+/// Beside other work a token may take twice as long every other time, and its parts do not.
+#[test]
+fn a_verdict_that_an_end_of_the_interval_gainsays_is_in_doubt() {
+    let fake = fake(Noise::default());
+    let (mut m, ..) = measured(&fake, "llama-q4_0", &|| fake.now_ns());
+    let roof = Roof { memory_gb_s: m.demand().read_bytes / (0.4 * m.token_ns.median), ..Roof::default() };
+    m.token_ns.lo = 0.5 * m.token_ns.median;
+    m.attributed.median = 0.5;
+    let v = verdict(&m, &roof);
+    let lo = m.token_ns.lo / 1e3;
+    let doubt = format!("in doubt: at {lo:.1} us, an end of a token's interval, it would be bandwidth-bound");
+    assert!(v.bound == Bound::Latency && v.sentence.contains(&doubt), "{v:?}");
+    assert!(v.sentence.contains("50% of it is in no part"), "{v:?}");
 }
 
 /// The host executor, or none after saying why there is none.

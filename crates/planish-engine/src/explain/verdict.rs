@@ -52,6 +52,8 @@ pub struct Verdict {
 
 /// What takes this share of a token bounds it: for most of the time nothing else is waited for.
 const MOST: f64 = 0.5;
+/// Parts that add up to less than this of a token leave something out that the sentence must name.
+const ATTRIBUTED_MIN: f64 = 0.9;
 
 /// The verdict on a token against ceilings.
 pub fn verdict(m: &Measured, roof: &Roof) -> Verdict {
@@ -68,18 +70,34 @@ pub fn verdict(m: &Measured, roof: &Roof) -> Verdict {
     let shares = [launch_ns, read_ns, arithmetic_ns, waiting_ns].map(|ns| ns / whole);
     let [launch_share, read_share, arithmetic_share, waiting_share] = shares;
     let floor_ns = read_ns.max(arithmetic_ns);
-    let bound = match () {
-        () if launch_share >= MOST => Bound::Launch,
-        () if read_share >= MOST && read_share >= arithmetic_share => Bound::Bandwidth,
-        () if arithmetic_share >= MOST => Bound::Compute,
-        () => Bound::Latency,
-    };
+    let bound_of = |whole: f64| bound(launch_ns / whole, read_ns / whole, arithmetic_ns / whole);
+    let bound = bound_of(whole);
     let left_ns = if bound == Bound::Launch { whole - launch_ns } else { floor_ns };
     // A part that beat its ceiling leaves nothing to gain, and says that the ceiling was measured too low.
     let at_most = (whole / left_ns.max(1.0)).max(1.0);
     let numbers = Numbers { whole, launch_ns, read_ns, arithmetic_ns, waiting_ns, at_most };
-    let sentence = numbers.sentence(bound, m, roof);
+    let ends = [m.token_ns.lo, m.token_ns.hi].map(|ns| (ns, bound_of(ns.max(1.0))));
+    let sentence = numbers.sentence(bound, m, roof) + &doubt(bound, ends);
     Verdict { bound, sentence, read_share, arithmetic_share, launch_share, waiting_share, at_most }
+}
+
+/// What takes most of a token, by shares of it.
+fn bound(launch: f64, read: f64, arithmetic: f64) -> Bound {
+    match () {
+        () if launch >= MOST => Bound::Launch,
+        () if read >= MOST && read >= arithmetic => Bound::Bandwidth,
+        () if arithmetic >= MOST => Bound::Compute,
+        () => Bound::Latency,
+    }
+}
+
+/// What a token at an end of its interval would be called, where that is something else.
+fn doubt(bound: Bound, ends: [(f64, Bound); 2]) -> String {
+    let other = ends.into_iter().find(|(_, of)| *of != bound);
+    other.map_or(String::new(), |(ns, of)| {
+        let us = ns / 1e3;
+        format!("; in doubt: at {us:.1} us, an end of a token's interval, it would be {}-bound", of.name())
+    })
 }
 
 /// Nanoseconds of a token, and the gain at its roof.
@@ -136,6 +154,13 @@ impl Numbers {
         } else {
             ""
         };
+        let part = m.attributed.median;
+        let rest = rest
+            + &if part < ATTRIBUTED_MIN {
+                format!("; {:.0}% of it is in no part", 100.0 * (1.0 - part))
+            } else {
+                String::new()
+            };
         format!("{}-bound: {rest}{doubt}", bound.name())
     }
 
