@@ -303,7 +303,10 @@ fn explain_refuses_what_it_cannot_answer() {
     check_refused(&["explain", &one, &one], &["2 models without --fit", "hint: "]);
     check_refused(&["explain", "--fit", &one, &one, &one], &["3 models", "at least 4", "hint: "]);
     check_refused(&["explain", "--fit", &one, &one, &one, &f32], &["more than one class", "f32", "hint: "]);
-    check_refused(&["explain", "--fit", &one, &one, &one, &one, "--rounds", "6"], &["models of one size", "hint: "]);
+    check_refused(
+        &["explain", "--fit", &one, &one, &one, &one, "--rounds", "6"],
+        &["4 models of 1 size", "at least 4 sizes", "hint: "],
+    );
     check_refused(&["explain", &one, "--context", "64", "--position", "64"], &["position 64", "hint: "]);
     check_refused(&["explain", &one, "--path", "token"], &["--path", "hint: "]);
     check_refused(&["explain", &one, "--html", "page.txt"], &["page.txt", "hint: "]);

@@ -1,5 +1,6 @@
 //! A straight line through points by least squares, with what tells whether to believe it.
 
+use planish_tune::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -119,7 +120,7 @@ pub const MODELS_MIN: usize = 4;
 /// A point with more leverage than this decides the line by itself.
 const LEVERAGE_MAX: f64 = 0.8;
 
-/// Refuses what no line should go through: too few models, one size, several paths, classes or positions.
+/// Refuses what no line should go through: too few models or sizes, several paths, classes or positions.
 pub fn check(samples: &[Sample]) -> Result<()> {
     if samples.len() < MODELS_MIN {
         let message = format!("a fit through {} models: at least {MODELS_MIN} are needed", samples.len());
@@ -140,9 +141,16 @@ pub fn check(samples: &[Sample]) -> Result<()> {
             return Err(Error::request(message).with_hint(hint));
         }
     }
-    if samples.iter().all(|s| s.bytes == samples[0].bytes) {
-        let message =
-            format!("{} models of one size, {:.1} MB a token, give no line", samples.len(), samples[0].bytes / 1e6);
+    let mut sizes: Vec<f64> = samples.iter().map(|s| s.bytes).collect();
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup();
+    if sizes.len() < MODELS_MIN {
+        let (models, listed) = (samples.len(), sizes.iter().map(|b| format!("{:.1}", b / 1e6)).collect::<Vec<_>>());
+        let message = format!(
+            "{models} models of {}, {} MB a token: at least {MODELS_MIN} sizes are needed",
+            counted(sizes.len(), "size"),
+            listed.join(", ")
+        );
         return Err(Error::request(message).with_hint("give models of different sizes"));
     }
     Ok(())
@@ -188,7 +196,10 @@ fn cautions(samples: &[Sample], line: &Line) -> Vec<String> {
         all.push("the slope's interval holds zero: bytes explain nothing here".to_owned());
     }
     if line.intercept_interval[0] <= 0.0 && line.intercept_interval[1] >= 0.0 {
-        all.push("the intercept's interval holds zero".to_owned());
+        all.push("the intercept's interval holds zero: nothing is known to be beside the bytes".to_owned());
+    }
+    if line.intercept_interval[1] < 0.0 {
+        all.push("the intercept is below zero, which no time is: the points do not lie on one line".to_owned());
     }
     all
 }
@@ -243,7 +254,9 @@ mod tests {
         refused(|s| s[2].path = "token".into(), &["more than one path", "m0 has pool", "m2 has token"]);
         refused(|s| s[4].class = "f32".into(), &["class of activations", "m4 has f32"]);
         refused(|s| s[1].position = 65, &["position", "m1 has 65"]);
-        refused(|s| s.iter_mut().for_each(|s| s.bytes = 1e8), &["of one size"]);
+        refused(|s| s.iter_mut().for_each(|s| s.bytes = 1e8), &["5 models of 1 size, 100.0 MB", "at least 4 sizes"]);
+        // A model that is given twice is one point.
+        refused(|s| [3, 4].iter().for_each(|i| s[*i].bytes = 2e8), &["5 models of 3 sizes, 0.0, 100.0, 200.0 MB"]);
     }
 
     #[test]
@@ -259,6 +272,7 @@ mod tests {
         caution(&|s| s[4].bytes = 9e9, "m4 decides the line by itself");
         caution(&|s| s.iter_mut().for_each(|s| s.token_ns.median = 7e6), "the slope's interval holds zero");
         caution(&|s| s.iter_mut().for_each(|s| s.token_ns.median -= 5e5), "the intercept's interval holds zero");
+        caution(&|s| s.iter_mut().for_each(|s| s.token_ns.median -= 1e6), "the intercept is below zero");
         assert!(line(&[(1.0, 2.0), (2.0, 3.0)]).is_none() && line(&[(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)]).is_none());
     }
 }
