@@ -15,6 +15,7 @@ use planish_engine::decoder::Decoder;
 use planish_engine::explain::{Effort, Measured, ROUNDS_MIN, cpu, gpu};
 use planish_engine::gpu::Route;
 use planish_engine::probes::{self, Handed};
+use planish_engine::tuning;
 use serde_json::Value;
 
 use crate::device::Device;
@@ -134,9 +135,11 @@ impl ExplainArgs {
 fn on_cpu(model: &str, args: &ExplainArgs, ui: Ui) -> Result<Explained> {
     let session = Session::open(model, &args.session, ui)?;
     let mut decoder = session.decoder()?;
-    let facts = Facts::of_cpu(model, &session, &decoder)?;
+    let mut facts = Facts::of_cpu(model, &session, &decoder)?;
     let spinner = ui.spinner(&format!("taking tokens of {model} apart"));
+    let before = tuning::usage(None);
     let measured = token_on_cpu(&mut decoder, &session, &args.effort(session.options.context))?;
+    facts.by_others = tuning::by_others(before);
     spinner.set_message("measuring ceilings");
     let bytes = measured.demand().read_bytes as u64;
     let roof = probes::cpu::roof(&session.machine(), &session.cpu, bytes, PROBE_TIME)?;
@@ -155,8 +158,8 @@ fn on_gpu(model: &str, args: &ExplainArgs, ui: Ui) -> Result<Explained> {
     let roof = probes::roof(&machine, &probes::Effort::on(session.backend.limits()), bytes, handed)?;
     interrupt::check()?;
     spinner.set_message(format!("taking tokens of {model} apart"));
-    let facts = Facts::of_gpu(model, &session, &decoder)?;
-    let start = Instant::now();
+    let mut facts = Facts::of_gpu(model, &session, &decoder)?;
+    let (start, before) = (Instant::now(), tuning::usage(None));
     let clock = || start.elapsed().as_nanos() as f64;
     let stop = interrupt::requested;
     let weights = &session.weights;
@@ -164,6 +167,7 @@ fn on_gpu(model: &str, args: &ExplainArgs, ui: Ui) -> Result<Explained> {
     let measured = gpu::measure(&mut subject, &effort);
     interrupt::check()?;
     let measured = measured?;
+    facts.by_others = tuning::by_others(before);
     spinner.finish_and_clear();
     Ok(Explained::new(facts, measured, roof))
 }

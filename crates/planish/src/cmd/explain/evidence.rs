@@ -11,6 +11,7 @@ use planish_engine::explain::verdict::verdict;
 use planish_engine::explain::{Measured, Verdict};
 use planish_engine::gpu::GpuDecoder;
 use planish_engine::probes::Roof;
+use planish_tune::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::GpuSession;
@@ -57,6 +58,9 @@ pub struct Facts {
     pub digest: String,
     /// Over 1, 5 and 15 minutes, when measuring began.
     pub load_average: Option<[f64; 3]>,
+    /// Share of this machine's processors that other work took meanwhile.
+    #[serde(default)]
+    pub by_others: Option<f64>,
     /// Of planish.
     pub version: String,
 }
@@ -80,6 +84,7 @@ impl Facts {
             tiers: session::tiers(decoder).into_iter().map(|(tier, n)| (tier.to_owned(), n)).collect(),
             digest: decoder.frozen().digest().to_owned(),
             load_average: system::load_average(),
+            by_others: None,
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })
     }
@@ -104,6 +109,7 @@ impl Facts {
             tiers: BTreeMap::from([(decoder.chosen().tier.to_owned(), 1)]),
             digest: decoder.frozen().digest().to_owned(),
             load_average: system::load_average(),
+            by_others: None,
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })
     }
@@ -135,7 +141,12 @@ impl Explained {
     /// Holds what was measured against the ceilings.
     pub fn new(facts: Facts, mut measured: Measured, roof: Roof) -> Explained {
         measured.against(&roof);
-        let verdict = verdict(&measured, &roof);
+        let mut verdict = verdict(&measured, &roof);
+        // What others take from a processor stands in its times as waiting; a card has its times to itself.
+        let busy = facts.by_others.filter(|share| facts.threads.is_some() && *share > Policy::default().others);
+        if let Some(share) = busy {
+            verdict.sentence += &format!("; other work took {:.0}% meanwhile: measure again without it", 100.0 * share);
+        }
         Explained { facts, attributed_fraction: measured.attributed.median, verdict, roof, measured }
     }
 }
@@ -150,4 +161,28 @@ pub struct Fitted {
     pub fit: Fit,
     /// Ceilings of this machine, for the largest model.
     pub roof: Roof,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a processor, as it was committed.
+    fn token() -> Explained {
+        let text = include_str!("../../../../../docs/lab/0006/smollm2-q4_1.json");
+        let mut value: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        serde_json::from_value(value["data"].take()).expect("evidence of a token")
+    }
+
+    #[test]
+    fn a_verdict_beside_other_work_says_so() {
+        let sentence = |by_others, threads| {
+            let Explained { facts, measured, roof, .. } = token();
+            Explained::new(Facts { by_others, threads, ..facts }, measured, roof).verdict.sentence
+        };
+        assert!(sentence(Some(0.48), Some(2)).ends_with("; other work took 48% meanwhile: measure again without it"));
+        for quiet in [sentence(Some(0.01), Some(2)), sentence(None, Some(2)), sentence(Some(0.48), None)] {
+            assert!(!quiet.contains("other work"), "{quiet}");
+        }
+    }
 }

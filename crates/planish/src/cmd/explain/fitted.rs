@@ -10,6 +10,7 @@ use planish_engine::generate::Flow;
 use planish_engine::gpu::GpuDecoder;
 use planish_engine::gpu::{By, Route};
 use planish_engine::probes::{self, Effort, Handed, Roof};
+use planish_engine::tuning;
 use planish_tune::counted;
 
 use super::evidence::{Facts, Fitted};
@@ -45,7 +46,7 @@ fn on_cpu(args: &ExplainArgs, ui: Ui) -> Result<Fitted> {
     let sessions = args.models.iter().map(|m| Session::open(m, &args.session, ui)).collect::<Result<Vec<_>>>()?;
     let decoders = sessions.iter().map(Session::decoder).collect::<Result<Vec<_>>>()?;
     let position = args.position.unwrap_or(POSITION);
-    let facts = Facts::of_cpu(&args.models[0], &sessions[0], &decoders[0])?;
+    let mut facts = Facts::of_cpu(&args.models[0], &sessions[0], &decoders[0])?;
     let (mut samples, mut timed) = (Vec::new(), Vec::<Timed<'_>>::new());
     for ((name, session), mut decoder) in args.models.iter().zip(&sessions).zip(decoders) {
         samples.push(sample_of_cpu(name, session, &decoder, position)?);
@@ -53,7 +54,9 @@ fn on_cpu(args: &ExplainArgs, ui: Ui) -> Result<Fitted> {
         decoder.feed(&text(position, decoder.hyper().vocab))?;
         timed.push(Box::new(move |round| tokens_of_cpu(&mut decoder, position, round)));
     }
+    let before = tuning::usage(None);
     turns(args, ui, &mut samples, timed)?;
+    facts.by_others = tuning::by_others(before);
     let largest = samples.iter().map(|s| s.bytes).fold(0.0, f64::max);
     let roof = probes::cpu::roof(&sessions[0].machine(), &sessions[0].cpu, largest as u64, PROBE_TIME)?;
     Ok(Fitted { facts, fit: fit(samples)?, roof })
@@ -63,7 +66,7 @@ fn on_gpu(args: &ExplainArgs, ui: Ui) -> Result<Fitted> {
     let sessions = args.models.iter().map(|m| GpuSession::open(m, &args.session, ui)).collect::<Result<Vec<_>>>()?;
     let decoders = sessions.iter().map(|s| s.decoder(s.options)).collect::<Result<Vec<_>>>()?;
     let position = args.position.unwrap_or(POSITION);
-    let facts = Facts::of_gpu(&args.models[0], &sessions[0], &decoders[0])?;
+    let mut facts = Facts::of_gpu(&args.models[0], &sessions[0], &decoders[0])?;
     let (groups, threads) = gpu::grid(&decoders[0]);
     let handed = Handed { graph: decoders[0].route() == Route::Graph, groups, threads };
     let (mut samples, mut timed) = (Vec::new(), Vec::<Timed<'_>>::new());
@@ -73,7 +76,9 @@ fn on_gpu(args: &ExplainArgs, ui: Ui) -> Result<Fitted> {
         decoder.feed(&text(position, decoder.hyper().vocab))?;
         timed.push(Box::new(move |round| tokens_of_gpu(&mut decoder, position, round)));
     }
+    let before = tuning::usage(None);
     turns(args, ui, &mut samples, timed)?;
+    facts.by_others = tuning::by_others(before);
     let largest = samples.iter().map(|s| s.bytes).fold(0.0, f64::max);
     let roof: Roof = {
         let machine = sessions[0].machine();

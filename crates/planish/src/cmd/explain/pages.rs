@@ -52,7 +52,6 @@ fn bounds_of(b: &Bounds, show: fn(f64) -> String) -> Cell {
 }
 
 fn facts<'n>(f: &'n Facts, more: &[(&'n str, &'n str)]) -> Vec<(&'n str, Cell)> {
-    let load = f.load_average.map_or(number::NONE.to_owned(), |l| number::fixed(l[0], 2));
     let mut all = vec![
         ("model", Cell::from(f.file.as_str())),
         ("machine", machine(f).into()),
@@ -64,7 +63,7 @@ fn facts<'n>(f: &'n Facts, more: &[(&'n str, &'n str)]) -> Vec<(&'n str, Cell)> 
     all.extend(more.iter().map(|(name, text)| (*name, Cell::from(*text))));
     all.extend([
         ("digest of choices", f.digest.as_str().into()),
-        ("load average", load.into()),
+        ("load average", super::text::load(f).into()),
         ("planish", f.version.as_str().into()),
     ]);
     all

@@ -43,8 +43,15 @@ pub fn machine(f: &Facts) -> String {
     format!("{} ({}){threads}{isa}", f.identity.label, f.device)
 }
 
+/// `2.97; other work took 48% of this machine's processors meanwhile`
+pub fn load(f: &Facts) -> String {
+    let average = f.load_average.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
+    let others =
+        f.by_others.map(|share| format!("; other work took {:.0}% of this machine's processors", 100.0 * share));
+    average + &others.map_or(String::new(), |text| text + " meanwhile")
+}
+
 fn head(f: &Facts, m: &Measured) -> String {
-    let load = f.load_average.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
     let tiers: Vec<String> = f.tiers.iter().map(|(tier, n)| format!("{n} {tier}")).collect();
     let speed = 1e9 / m.token_ns.median.max(1.0);
     let stamped = m.stamped_ratio.map(|r| {
@@ -58,7 +65,7 @@ fn head(f: &Facts, m: &Measured) -> String {
         ("token", format!("{} us at position {}: {speed:.1} tokens/s", us_bounds(&m.token_ns), m.position)),
     ];
     pairs.extend(stamped);
-    pairs.extend([("choices", tiers.join(", ")), ("digest", f.digest.clone()), ("load", load)]);
+    pairs.extend([("choices", tiers.join(", ")), ("digest", f.digest.clone()), ("load", load(f))]);
     report::pairs(&pairs)
 }
 
@@ -226,6 +233,7 @@ fn fit(f: &Fitted) -> String {
     let first = &f.fit.samples[0];
     let mut pairs = vec![
         ("machine", machine(&f.facts)),
+        ("load", load(&f.facts)),
         ("fixed", format!("path {}, {} activations, position {}", first.path, first.class, first.position)),
         ("fit", fit_sentence(&f.fit)),
         ("reading", format!("{:.1} GB/s of memory measured", f.roof.memory_gb_s)),
