@@ -34,6 +34,30 @@ const POSITIONS: [usize; 5] = [0, 64, 512, 1024, 2048];
 /// Tokens that a GPU draws in a row for one sample.
 const DRAWN: usize = 8;
 
+/// What says how to measure, and means nothing where nothing is.
+const MEASURING: [&str; 20] = [
+    "models",
+    "fit",
+    "position",
+    "positions",
+    "tokens",
+    "rounds",
+    "device",
+    "path",
+    "ahead",
+    "threads",
+    "isa",
+    "activations",
+    "kv",
+    "context",
+    "chunk",
+    "deterministic",
+    "off",
+    "replay",
+    "lock",
+    "pin",
+];
+
 /// Show where a token's time goes, part by part, against ceilings measured here
 #[derive(Args)]
 pub struct ExplainArgs {
@@ -58,7 +82,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Show evidence that --html or --json wrote, instead of measuring; no machine is asked
-    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = ["models", "fit"])]
+    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = MEASURING)]
     from: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
