@@ -257,8 +257,9 @@ fn explain_attributes_a_token_and_shows_its_evidence_again() {
     let folder = TempDir::new().unwrap();
     let page = folder.path().join("token.html");
     let model = model("llama-q4_0");
-    let flags = ["--context", "64", "--tokens", "8", "--rounds", "6", "--html", page.to_str().unwrap()];
-    let report = check_json(&[&["explain", &model, "--json"], &flags[..]].concat());
+    let flags = ["--context", "64", "--positions", "0,8,16", "--tokens", "8", "--rounds", "6"];
+    let args = [&["explain", &model, "--json", "--html", page.to_str().unwrap()], &flags[..]].concat();
+    let report = check_json(&args);
     let rows = report["rows"].as_array().unwrap();
     assert!(rows.iter().any(|r| r["name"] == "gate+up") && rows.len() == 13, "{report}");
     for row in rows {
@@ -291,8 +292,17 @@ fn explain_attributes_a_token_and_shows_its_evidence_again() {
     }
     let raw = folder.path().join("raw.json");
     fs::write(&raw, report.to_string()).unwrap();
-    let own = check(&["explain", "--from", raw.to_str().unwrap()], "", 0).0;
+    let from = ["explain", "--from", raw.to_str().unwrap()];
+    let own = check(&from, "", 0).0;
     assert_eq!(own.lines().last(), text.lines().last());
+    // Nothing is measured, so what says how is refused; and so is evidence of which one part contradicts another.
+    for flag in [["--position", "4"], ["--threads", "1"], ["--device", "cuda"]] {
+        check_refused(&[&from[..], &flag].concat(), &["--from", flag[0]]);
+    }
+    let mut edited = report;
+    edited["context"]["line"]["points"].as_array_mut().unwrap().truncate(1);
+    fs::write(&raw, edited.to_string()).unwrap();
+    check_refused(&from, &["raw.json", "positions, and a line through 1", "hint: "]);
 }
 
 #[test]
@@ -329,8 +339,20 @@ fn explain_fits_time_to_bytes_over_models_of_one_class() {
     assert!(points.len() == 4 && (leverages - 2.0).abs() < 1e-9, "{report}");
     assert_eq!(report["fit"]["intercept_us_interval"].as_array().map(Vec::len), Some(2));
     assert!(!report["fit"]["cautions"].as_array().unwrap().is_empty(), "types differ: {report}");
-    let text = check(&["explain", "--from", page.with_extension("json").to_str().unwrap()], "", 0).0;
-    assert!(text.contains("leverage") && text.contains("caution"), "{text}");
+    let evidence = page.with_extension("json");
+    let from = ["explain", "--from", evidence.to_str().unwrap()];
+    let text = check(&from, "", 0).0;
+    assert!(text.contains("leverage") && text.contains("caution") && text.contains("\nload "), "{text}");
+    // A line without points, or a fit without models, comes from an editor.
+    for (place, what) in
+        [("/data/fit/line/points", "4 models, and a line through 0"), ("/data/fit/samples", "0 models")]
+    {
+        let mut edited: serde_json::Value = serde_json::from_slice(&fs::read(&evidence).unwrap()).unwrap();
+        *edited.pointer_mut(place).unwrap() = serde_json::json!([]);
+        let path = folder.path().join("edited.json");
+        fs::write(&path, edited.to_string()).unwrap();
+        check_refused(&["explain", "--from", path.to_str().unwrap()], &["edited.json", what, "hint: "]);
+    }
 }
 
 #[test]

@@ -125,7 +125,9 @@ fn read(path: &Path) -> Result<Evidence> {
         page::read::<Evidence>(path)?;
         value = value["data"].take();
     }
-    serde_json::from_value(value).with_context(what).hint(hint)
+    let evidence: Evidence = serde_json::from_value(value).with_context(what).hint(hint)?;
+    evidence.check().with_context(what).hint(hint)?;
+    Ok(evidence)
 }
 
 fn explain(args: &ExplainArgs, ui: Ui) -> Result<Explained> {

@@ -18,6 +18,10 @@ pub trait Report: Serialize + DeserializeOwned {
     const KIND: &'static str;
     /// Raised when a reader of this kind could misread older data.
     const VERSION: u32;
+    /// Refuses what contradicts itself, as an edited file may: the page relies on what this lets pass.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
     /// The page; it depends on the report alone.
     fn page(&self) -> Page;
 }
@@ -60,13 +64,14 @@ pub fn read<R: Report>(path: &Path) -> Result<Files> {
         return Err(anyhow!("{}: version {found} of {}, this program reads {here}", path.display(), R::KIND))
             .hint("use the planish that wrote it, or measure again");
     }
-    from_data::<R>(envelope.data).with_context(what)
+    from_data::<R>(envelope.data).with_context(what).hint(hint)
 }
 
 /// The texts of what a file holds; nothing else has a part in them.
 fn from_data<R: Report>(mut data: Value) -> Result<Files> {
     round(&mut data);
     let report: R = serde_json::from_value(data.clone()).context("the evidence lacks what its page shows")?;
+    report.check()?;
     let page = report.page();
     let tables = page.tables();
     let mut file = Map::new();

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use planish_device::{Backend, Identity, system};
 use planish_engine::decoder::Decoder;
-use planish_engine::explain::fit::Fit;
+use planish_engine::explain::fit::{self, Fit};
 use planish_engine::explain::verdict::verdict;
 use planish_engine::explain::{Measured, Verdict};
 use planish_engine::gpu::GpuDecoder;
 use planish_engine::probes::Roof;
-use planish_tune::Policy;
+use planish_tune::{Policy, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::GpuSession;
@@ -25,6 +25,27 @@ pub enum Evidence {
     Token(Box<Explained>),
     /// A fit.
     Fit(Box<Fitted>),
+}
+
+impl Evidence {
+    /// Refuses evidence of which one part contradicts another.
+    pub fn check(&self) -> Result<()> {
+        let (points, on_line, what) = match self {
+            Evidence::Token(e) => {
+                let context = &e.measured.context;
+                let points = context.points.len();
+                (points, context.line.as_ref().map_or(points, |l| l.points.len()), "position")
+            }
+            Evidence::Fit(f) => {
+                fit::check(&f.fit.samples)?;
+                (f.fit.samples.len(), f.fit.line.points.len(), "model")
+            }
+        };
+        if points == on_line {
+            return Ok(());
+        }
+        Err(anyhow!("{}, and a line through {on_line}", counted(points, what)))
+    }
 }
 
 /// What was measured, on what, with what.

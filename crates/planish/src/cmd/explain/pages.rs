@@ -13,6 +13,10 @@ impl page::Report for Evidence {
     const KIND: &'static str = "explain";
     const VERSION: u32 = 1;
 
+    fn check(&self) -> anyhow::Result<()> {
+        Evidence::check(self)
+    }
+
     fn page(&self) -> Page {
         match self {
             Evidence::Token(explained) => token(explained),
