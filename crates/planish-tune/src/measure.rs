@@ -89,6 +89,8 @@ pub(crate) struct Bench<'a, 's> {
     pub floor_ns: Vec<Option<f64>>,
     /// How often a floor may still be measured again.
     floors_again: u32,
+    /// Whether the default beat a floor, which is gone since.
+    pub roof_beaten: bool,
     /// The default, once it has been admitted.
     pub default: Admitted,
     /// The default's time per point at the current clock level.
@@ -127,6 +129,7 @@ impl<'a, 's> Bench<'a, 's> {
             points,
             floor_ns,
             floors_again: FLOORS_AGAIN,
+            roof_beaten: false,
             default,
             baseline_ns: Vec::new(),
             anchors_ns: vec![Vec::new(); n],
@@ -201,6 +204,7 @@ impl<'a, 's> Bench<'a, 's> {
             budget_s: Some(self.task.budget.limit().as_secs_f64()),
             partial: false,
             floor_ns: self.floor_ns,
+            roof_beaten: self.roof_beaten,
             anchors: self.trail,
             policy: self.task.policy,
         }
@@ -282,7 +286,7 @@ impl<'a, 's> Bench<'a, 's> {
                 Ok(sample) => return Ok(sample.ns),
                 Err(Miss::Halt(h)) => return Err(h),
                 Err(Miss::Refused(Rejection::TooFast(ns))) if ns > 0.0 && self.floor_ns[p].is_some() => {
-                    self.floor_ns[p] = None;
+                    (self.floor_ns[p], self.roof_beaten) = (None, true);
                 }
                 Err(Miss::Refused(r)) => return Err(Halt::Fatal(default_failed(default.config(), &r))),
             }

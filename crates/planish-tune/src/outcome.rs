@@ -160,6 +160,9 @@ pub struct Outcome {
     pub rejected: Vec<(Config, Rejection)>,
     /// Roofline floor per point in nanoseconds; `None` when unknown or refuted by the default.
     pub floor_ns: Vec<Option<f64>>,
+    /// Whether the default was faster than a floor allows, so that it was measured too high; not told in older records.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub roof_beaten: bool,
     /// Tallies.
     pub counts: Counts,
     /// Timings taken in this run, anchors and discarded ones included.

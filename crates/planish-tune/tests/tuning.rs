@@ -137,6 +137,7 @@ fn a_floor_above_the_default_is_refuted_not_obeyed() {
     script.floor_ns = vec![Some(1.5e5)];
     let outcome = check_choice(script, 1);
     assert_eq!(outcome.floor_ns, [None]);
+    assert!(outcome.roof_beaten && serde_json::to_string(&outcome).is_ok_and(|json| json.contains("roof_beaten")));
 }
 
 #[test]

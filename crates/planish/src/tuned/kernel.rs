@@ -228,6 +228,7 @@ fn facts(section: &mut Section, k: &Kernel, o: &Outcome) {
     };
     let roof = match (share_of_roof(k), o.floor_ns.first().copied().flatten()) {
         (Some(share), Some(floor)) => format!("{}% of {} us", percent(share), us(floor)),
+        (_, None) if o.roof_beaten => "beaten by the default's own time".to_owned(),
         (_, None) => "unknown, or refuted by the default's own time".to_owned(),
         (None, Some(floor)) => format!("{} us, not timed", us(floor)),
     };

@@ -58,6 +58,8 @@ struct Row {
     state: &'static str,
     ratio: Option<Ratio>,
     share_of_roof: Option<f64>,
+    /// Whether the default was faster than the roof, which then says nothing.
+    roof_beaten: bool,
     /// The best of each variant, where this run measured several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     variants: Vec<Variant>,
@@ -207,6 +209,7 @@ impl Bought {
     pub fn text(&self) -> String {
         let rows: Vec<_> = self.rows.iter().flat_map(lines).collect();
         let mut text = report::table(["kernel", "default -> chosen", "gain [95%]", "roof"], &rows);
+        text += &self.legend();
         if let Some(end) = &self.end_to_end {
             let line = |name: &str, g: &Gain| {
                 let speed = |v: f64| format!("{v:.1}");
@@ -232,6 +235,15 @@ impl Bought {
         }
         text += &self.company();
         text + "\n" + &self.sentence() + "\n"
+    }
+
+    /// What the column of roofs says, and what stands there where it has no number.
+    fn legend(&self) -> String {
+        let any = |of: fn(&Row) -> bool, text| if self.rows.iter().any(of) { text } else { "" };
+        let beaten = any(|r| r.roof_beaten, "; beaten: above them");
+        let blank = any(|r| r.share_of_roof.is_none() && !r.roof_beaten, "; blank: not timed now");
+        let said = any(|_| true, "roof: of this machine's ceilings");
+        if said.is_empty() { String::new() } else { format!("{said}{beaten}{blank}\n") }
     }
 
     /// Lines where other work took so much of the machine that another choice may be right without it.
@@ -300,6 +312,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         state: "not reached",
         ratio: None,
         share_of_roof: None,
+        roof_beaten: false,
         variants: Vec::new(),
         undecided: None,
         busy: None,
@@ -313,6 +326,7 @@ fn row(done: Done, machine: Machine<'_>) -> Row {
         }
         Fate::Tuned(outcome) | Fate::Confirmed(outcome) => {
             row.share_of_roof = outcome.share_of_roof();
+            row.roof_beaten = outcome.roof_beaten && row.share_of_roof.is_none();
             row.variants = variants::of(&space, &outcome);
             // What the store has by now says how it ended; it has nothing of a search that Ctrl-C cut short.
             row.busy = outcome.busy();
@@ -400,7 +414,8 @@ fn lines(row: &Row) -> Vec<[String; 4]> {
         changes = vec![format!("{}{busy}", row.state)];
     }
     let gain = row.ratio.as_ref().map_or(String::new(), interval);
-    let roof = row.share_of_roof.map_or(String::new(), |s| format!("{:.0}%", 100.0 * s));
+    let known = row.share_of_roof.map(|s| format!("{:.0}%", 100.0 * s));
+    let roof = known.or(row.roof_beaten.then(|| "beaten".to_owned())).unwrap_or_default();
     let first = [short(row.op, &row.shape), changes.remove(0), gain, roof];
     let more = changes.into_iter().chain(row.variants.iter().map(Variant::line));
     let more = more.map(|c| [String::new(), c, String::new(), String::new()]);
@@ -537,14 +552,12 @@ mod tests {
     }
 
     /// A win on fewer threads that was held back is in the table, in the JSON with its reason, and in what goes on.
-    #[test]
-    fn what_is_held_back_for_other_work_is_shown() {
+    fn row() -> Row {
         let op = planish_kernels::ops::find("matvec").expect("an op of the CPU");
         let shape: Shape = "type=q4_1,act=int8,batch=1,rows=576,cols=576".parse().expect("a shape");
         let work = Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: None, deterministic: false };
-        let why = "other work took 48% of the processors";
         let config = Config::new().with("THREADS", 2);
-        let row = Row {
+        Row {
             op: op.name,
             shape,
             share: 1.0,
@@ -553,17 +566,37 @@ mod tests {
             state: "undecided",
             ratio: None,
             share_of_roof: None,
+            roof_beaten: false,
             variants: Vec::new(),
-            undecided: Some(why.into()),
-            busy: Some(0.48),
+            undecided: None,
+            busy: None,
             error: None,
             work,
-        };
+        }
+    }
+
+    #[test]
+    fn what_is_held_back_for_other_work_is_shown() {
+        let why = "other work took 48% of the processors";
+        let row = Row { undecided: Some(why.into()), busy: Some(0.48), ..row() };
         let bought = Bought { rows: vec![row], ..bought(gain([100.0, 101.0, 1.01]), Some(0.48)) };
         let told = bought.text();
         assert!(told.contains("undecided: other work 48%"), "{told}");
         assert!(told.contains("for 1 of 1 kernel, measured once more by `planish tune m.gguf`"), "{told}");
         let json = serde_json::to_value(&bought).expect("plain data");
         assert_eq!((&json["rows"][0]["undecided"], &json["rows"][0]["busy"]), (&json!(why), &json!(0.48)));
+    }
+
+    /// A roof without a number has two reasons, which are not to be taken for each other.
+    #[test]
+    fn a_roof_that_was_beaten_is_not_one_that_was_not_timed() {
+        let told = |rows| Bought { rows, ..bought(gain([100.0, 101.0, 1.01]), None) }.text();
+        let (timed, beaten) = (Row { share_of_roof: Some(0.64), ..row() }, Row { roof_beaten: true, ..row() });
+        let all = told(vec![timed, beaten, row()]);
+        assert!(all.contains(" 64%\n") && all.contains(" beaten\n"), "{all}");
+        assert!(all.contains("roof: of this machine's ceilings; beaten: above them; blank: not timed now\n"), "{all}");
+        let timed = told(vec![Row { share_of_roof: Some(0.64), ..row() }]);
+        assert!(timed.contains("roof: of this machine's ceilings\n"), "{timed}");
+        assert!(!told(Vec::new()).contains("ceilings"));
     }
 }
