@@ -318,7 +318,10 @@ fn explain_refuses_what_it_cannot_answer() {
         &["explain", "--fit", &one, &one, &one, &one, "--rounds", "6"],
         &["4 models of 1 size", "at least 4 sizes", "hint: "],
     );
-    check_refused(&["explain", &one, "--context", "64", "--position", "64"], &["position 64", "hint: "]);
+    check_refused(
+        &["explain", &one, "--context", "64", "--position", "64"],
+        &["position 64 and 1 token from", "hint: "],
+    );
     check_refused(&["explain", &one, "--path", "token"], &["--path", "hint: "]);
     check_refused(&["explain", &one, "--html", "page.txt"], &["page.txt", "hint: "]);
     check_refused(&["explain", "--from", "missing.json"], &["missing.json", "hint: "]);

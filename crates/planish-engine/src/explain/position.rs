@@ -1,5 +1,7 @@
 //! Positions at which a token is taken apart: their order, the cache before them, and the line over them.
 
+use planish_tune::counted;
+
 use super::step::Step;
 use super::{At, Context, Demand, Effort, fit, token};
 use crate::error::{Error, Result};
@@ -27,7 +29,8 @@ pub fn held(held: usize, position: usize) -> Result<()> {
 pub fn fill(decoder: &mut dyn Feed, effort: &Effort, (vocab, context): (usize, usize), behind: usize) -> Result<()> {
     let deepest = effort.positions.iter().copied().fold(effort.position, usize::max);
     if deepest + behind > context {
-        let message = format!("position {deepest} and {behind} tokens from it on in a cache of {context}");
+        let tokens = counted(behind, "token");
+        let message = format!("position {deepest} and {tokens} from it on in a cache of {context}");
         return Err(Error::request(message).with_hint("use a larger --context, or smaller positions"));
     }
     decoder.truncate(0);
