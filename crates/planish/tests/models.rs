@@ -360,7 +360,11 @@ fn explain_fits_time_to_bytes_over_models_of_one_class() {
 
 #[test]
 fn probes_of_the_processor_are_the_default_and_complete() {
+    let told = check(&["probe", "barrier", "--threads", "2"], "", 0).0;
+    let first = told.lines().next().unwrap_or_default();
+    assert!(first.contains(", 2 threads, load "), "what was probed, and beside what: {told}");
     let report = check_json(&["probe", "--json", "--threads", "2"]);
+    assert!(report["threads"] == 2 && report["load_average"].as_array().is_some_and(|l| l.len() == 3), "{report}");
     for name in ["submission_ns", "spinning_ns", "sleeping_ns"] {
         assert!(report["launch"][name].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
     }

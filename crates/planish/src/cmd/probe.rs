@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use planish_device::cpu::bandwidth::Bandwidth;
-use planish_device::{Backend, Cpu};
+use planish_device::{Backend, Cpu, system};
 use planish_engine::probes::{self, BarrierCost, Effort, LaunchCost, MatrixRate, Rate};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::Machine;
+use planish_tune::counted;
 use serde_json::{Map, Value, json, to_value};
 
 use super::Threads;
@@ -52,14 +53,14 @@ pub fn run(args: &ProbeArgs, ui: Ui) -> Result<Outcome> {
     let mut found = Map::new();
     if args.device == Device::Cpu {
         let cpu = args.threads.cpu()?;
-        found.insert("device".to_owned(), json!(cpu.identity().label));
+        head(&cpu.identity().label, Some(cpu.threads()), ui, &mut found)?;
         for what in what {
             interrupt::check()?;
             show(*what, on_cpu(*what, &cpu)?, ui, &mut found)?;
         }
     } else {
         let backend = device::open(args.device)?;
-        found.insert("device".to_owned(), json!(backend.identity().label));
+        head(&backend.identity().label, None, ui, &mut found)?;
         let machine = Machine { backend: &*backend, isa: Isa::detect() };
         let effort = Effort::on(backend.limits());
         for what in what {
@@ -71,6 +72,20 @@ pub fn run(args: &ProbeArgs, ui: Ui) -> Result<Outcome> {
         report::print_json(&Value::Object(found))?;
     }
     Ok(Outcome::Done)
+}
+
+/// What is probed, and what else this machine had to do: a busy one wakes its threads late.
+fn head(label: &str, threads: Option<u32>, ui: Ui, found: &mut Map<String, Value>) -> Result<()> {
+    let load = system::load_average();
+    found.insert("device".to_owned(), json!(label));
+    found.insert("threads".to_owned(), json!(threads));
+    found.insert("load_average".to_owned(), json!(load));
+    if ui.json {
+        return Ok(());
+    }
+    let threads = threads.map_or(String::new(), |n| format!(", {}", counted(n, "thread")));
+    let load = load.map_or("unknown".to_owned(), |l| format!("{:.2}", l[0]));
+    report::print(&format!("{label}{threads}, load {load}\n"))
 }
 
 /// Keeps a result for the report, or prints it at once.
