@@ -119,11 +119,16 @@ pub fn at_shape(ask: &Ask<'_>, name: &str, shape: &Shape, setting: &Setting<'_>,
             .with_hint(format!("it has {known}"))
     })?;
     tuning::fits(&work, setting)?;
-    let values = if ask.values.is_empty() { &param.values } else { ask.values };
+    let mut values: Vec<Value> = Vec::new();
+    for value in if ask.values.is_empty() { &param.values } else { ask.values } {
+        if !values.contains(value) {
+            values.push(value.clone());
+        }
+    }
     if !values.iter().any(|v| param.values.contains(v)) {
         let known = param.values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
         let asked = values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
-        let message = format!("{} {shape}: {} is none of {asked} on {}", ask.op.name, ask.param, setting.device);
+        let message = format!("{} {shape}: {} takes none of {asked} on {}", ask.op.name, ask.param, setting.device);
         return Err(Error::request(message).with_hint(format!("values are {known}")));
     }
     let configs: Vec<Config> = values.iter().map(|v| space.default.clone().with(ask.param, v.clone())).collect();

@@ -9,10 +9,10 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use planish_engine::identity::Identities;
 use planish_engine::shapes::matrices::{self, Matrix};
-use planish_engine::sweep::{self, Ask, AtShape, Verdict};
+use planish_engine::sweep::{self, Ask, AtShape, Best, Verdict};
 use planish_engine::tuning::CeilingProbe;
 use planish_kernels::op::{Op, Shape};
-use planish_kernels::quant::WeightType;
+use planish_kernels::quant::{self, WeightType};
 use planish_kernels::subject;
 use planish_kernels::weight::Activations;
 use planish_tune::{Interval, Policy, Value, WallClock, counted};
@@ -107,7 +107,7 @@ impl Places {
         all.extend(matrices::once(named.cloned()).into_iter().map(|m| (m.name.clone(), m.shape(device, activations))));
         for place in &self.0 {
             let Place::Given(shape) = place else { continue };
-            let shape = completed(shape.clone(), op, device, activations);
+            let shape = completed(shape.clone(), op, device, activations)?;
             (op.check)(&shape)
                 .map_err(|why| anyhow!("{}: {why}", op.name))
                 .hint("docs/ops.md has shapes of every op")?;
@@ -120,16 +120,15 @@ impl Places {
 }
 
 /// A product's shape with the fields that follow from the flags.
-fn completed(shape: Shape, op: &Op, device: &str, activations: Activations) -> Shape {
+fn completed(shape: Shape, op: &Op, device: &str, activations: Activations) -> Result<Shape> {
     if op.name != MATVEC || !shape.has("type") {
-        return shape;
+        return Ok(shape);
     }
-    let ty = WeightType::from_name(shape.name("type"));
-    let shape = match ty {
-        Some(ty) if !shape.has("act") => shape.with("act", activations.meeting(ty).name()),
-        _ => shape,
-    };
-    if device == "cpu" && !shape.has("batch") { shape.with("batch", 1) } else { shape }
+    let name = shape.name("type");
+    let ty = WeightType::from_name(name).ok_or_else(|| anyhow!("{}: no weights have the type {name}", op.name));
+    let ty = ty.hint(format!("types are {}", quant::TYPES.each_ref().map(|t| t.name).join(", ")))?;
+    let shape = if shape.has("act") { shape } else { shape.with("act", activations.meeting(ty).name()) };
+    Ok(if device == "cpu" && !shape.has("batch") { shape.with("batch", 1) } else { shape })
 }
 
 /// Everything that a sweep found: the report, and evidence that can be looked at elsewhere.
@@ -257,7 +256,13 @@ fn text(r: &Report) -> String {
             [r.param.as_str(), "time", "spread", "GB/s", "of read", "of control", "default/it (95% together)", ""];
         out += &report::table(names, &rows);
     }
-    out + "\n" + &sentences(r)
+    format!("{out}{}\n\n{}", legend(r), sentences(r))
+}
+
+/// What the columns are shares of.
+fn legend(r: &Report) -> String {
+    let control = if r.shapes.iter().any(|s| s.control.is_some()) { ", of control: of the pure read" } else { "" };
+    format!("of read: of {:.1} GB/s{control}; default/it: > 1 is faster", r.read_gb_s)
 }
 
 fn about(s: &AtShape) -> String {
@@ -314,19 +319,30 @@ fn cells(r: &Report, s: &AtShape, i: usize) -> [String; 8] {
     ]
 }
 
+/// A shape's best value, which a value is only where it beats the default beyond noise and margin.
+fn best(r: &Report, b: &Best) -> String {
+    let (name, param, value) = (&b.name, &r.param, &b.value);
+    let default = r.shapes.iter().find(|s| s.name == *name).map(|s| &s.default);
+    let default = default.filter(|d| b.as_good.contains(d));
+    let ties = b.as_good.iter().filter(|v| *v != value && Some(*v) != default);
+    let ties: Vec<String> = ties.map(Value::to_string).collect();
+    let ties = if ties.is_empty() { String::new() } else { format!("; no worse beyond noise: {}", ties.join(", ")) };
+    let Interval { ratio, lo, hi } = b.ratio;
+    let gain = format!("{ratio:.2} ({lo:.2} to {hi:.2}) times as fast");
+    match default {
+        Some(d) if d == value => format!("{name}: the default {param}={d} is best{ties}"),
+        Some(d) => {
+            let margin = 100.0 * sweep::MARGIN;
+            format!("{name}: no {param} beats the default {d} by {margin:.0}% beyond noise; {value} came first, {gain}")
+        }
+        None => format!("{name}: {param}={value} is best, {gain} as the default{ties}"),
+    }
+}
+
 /// What can be repeated: the best value by shape, and whether one is best everywhere.
 fn sentences(r: &Report) -> String {
     let list = |values: &[Value]| values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
-    let mut out = String::new();
-    for b in &r.verdict.best {
-        let Interval { ratio, lo, hi } = b.ratio;
-        let ties: Vec<Value> = b.as_good.iter().filter(|v| **v != b.value).cloned().collect();
-        let ties = if ties.is_empty() { String::new() } else { format!("; no worse: {}", list(&ties)) };
-        out += &format!(
-            "{}: {}={} is best, {ratio:.2} ({lo:.2} to {hi:.2}) times the default{ties}\n",
-            b.name, r.param, b.value
-        );
-    }
+    let out: String = r.verdict.best.iter().map(|b| best(r, b) + "\n").collect();
     let undecided = r.shapes.len() - r.verdict.best.len();
     out + &match (&r.verdict.everywhere[..], &r.verdict.compromise) {
         _ if undecided > 0 => {
@@ -338,7 +354,8 @@ fn sentences(r: &Report) -> String {
             100.0 * (loss - 1.0)
         ),
         ([], None) => format!("no one {} is best everywhere\n", r.param),
-        (values, _) => format!("best everywhere, within {:.0}%: {}={}\n", 100.0 * sweep::MARGIN, r.param, list(values)),
+        ([value], _) => format!("best everywhere: {}={value}\n", r.param),
+        (values, _) => format!("nowhere worse than the best beyond noise: {}={}\n", r.param, list(values)),
     }
 }
 
@@ -363,5 +380,46 @@ mod tests {
         assert!(places.resolve(gemm, "cpu", Activations::Int8).is_err(), "gemm has no named shapes");
         let zero = Places::parse("type=q8_0,rows=0,cols=96").unwrap();
         assert!(zero.resolve(op, "cpu", Activations::Int8).is_err());
+        let unknown = Places::parse("type=q9_9,rows=8,cols=96").unwrap();
+        let error = unknown.resolve(op, "cpu", Activations::Int8).unwrap_err();
+        assert!(error.to_string().contains("q9_9"), "{error}");
+        assert!(crate::hint::of(&error).is_some_and(|h| h.contains("q8_0")), "{error}");
+    }
+
+    /// The sweep of a committed note, whose values do not differ.
+    fn report() -> Report {
+        let text = include_str!("../../../../docs/lab/0011/rows.json");
+        let mut value: serde_json::Value = serde_json::from_str(text).unwrap();
+        let data = if value["data"].is_object() { value["data"].take() } else { value };
+        serde_json::from_value(data).unwrap()
+    }
+
+    #[test]
+    fn a_value_is_best_only_where_it_beats_the_default() {
+        let mut r = report();
+        let said = sentences(&r);
+        assert!(
+            said.contains("head: no ROWS beats the default 64 by 1% beyond noise; 512 came first, 1.01 (0.98"),
+            "{said}"
+        );
+        assert!(said.ends_with("\nnowhere worse than the best beyond noise: ROWS=8, 64, 512\n"), "{said}");
+        r.verdict.best[0].as_good = vec![Value::Int(8), Value::Int(512)];
+        r.verdict.best[1].value = r.shapes[1].default.clone();
+        r.verdict.everywhere = vec![Value::Int(512)];
+        let said = sentences(&r);
+        assert!(
+            said.contains("head: ROWS=512 is best, 1.01 (0.98 to 1.03) times as fast as the default; no worse"),
+            "{said}"
+        );
+        assert!(said.contains("control: the default ROWS=8 is best; no worse beyond noise: 64, 512"), "{said}");
+        assert!(said.ends_with("\nbest everywhere: ROWS=512\n"), "{said}");
+    }
+
+    #[test]
+    fn a_legend_follows_the_tables() {
+        let r = report();
+        let (told, legend) = (text(&r), legend(&r));
+        assert!(told.contains(&format!("\n{legend}\n\nhead: ")) && legend.chars().count() <= 80, "{told}");
+        assert!(legend.contains(&format!("of read: of {:.1} GB/s, of control: ", r.read_gb_s)), "{legend}");
     }
 }

@@ -3,7 +3,7 @@
 use planish_engine::sweep::AtShape;
 use planish_tune::Interval;
 
-use super::{Report, Row, about, sentences};
+use super::{Report, Row, about, legend, sentences};
 use crate::page::plot::{self, Axis, Intervals, Mark};
 use crate::page::{self, Cell, Page, Table, Tone, number};
 
@@ -21,6 +21,7 @@ impl page::Report for Report {
             ("read bandwidth, GB/s", number::sig(self.read_gb_s, 4).into()),
             ("version", self.version.as_str().into()),
         ]);
+        page.section("").text(format!("{}.", legend(self)));
         for s in &self.shapes {
             let section = page.section(&s.name);
             section.text(about(s)).plot(plot::Plot::Intervals(intervals(self, s))).table(table(self, s));
