@@ -286,6 +286,12 @@ fn explain_attributes_a_token_and_shows_its_evidence_again() {
     for legend in ["alone: after one; prefix: ", " GB/s and of the rates below"] {
         assert!(tables.iter().any(|l| l.contains(legend)), "no {legend} in {tables:#?}");
     }
+    // What launches and barriers cost stands on the page as in the text.
+    let shown = fs::read_to_string(&page).unwrap();
+    for name in ["launches", "barriers"] {
+        let line = text.lines().filter_map(|l| l.strip_prefix(name)).map(str::trim).find(|l| l.contains("probed"));
+        assert!(line.is_some_and(|l| shown.contains(&l.replace('\'', "&#39;"))), "{name}: {line:?}");
+    }
     for extension in ["html", "json", "tsv"] {
         let read = |path: &Path| fs::read_to_string(path.with_extension(extension)).unwrap();
         assert!(read(&page) == read(&again), "{extension} differs");

@@ -40,12 +40,11 @@ fn token(e: &Explained) -> Page {
         context.plot(positions(m, line));
     }
     context.table(at(m));
-    let left = [("attributed (share of a plain token)", bounds_of(&m.attributed, number::percent))];
+    let left = [("attributed (% of a plain token)", bounds_of(&m.attributed, number::percent))];
     let left = left.into_iter().chain([
         ("left over (us)", bounds_of(&m.unattributed_ns, number::us)),
-        ("handing over, queue (us)", bounds_of(&m.launches.queue_ns, number::us)),
-        ("handing over, wait (us)", bounds_of(&m.launches.wait_ns, number::us)),
-        ("barriers", Cell::from(m.barriers.count.to_string())),
+        ("launches", super::text::launches(m).into()),
+        ("barriers", super::text::barriers(m).into()),
     ]);
     page.section("Beside the step, and what is left").facts(left.collect()).table(beside(m));
     page

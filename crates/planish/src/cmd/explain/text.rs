@@ -132,7 +132,6 @@ fn around(m: &Measured) -> String {
 
 fn roofs(e: &Explained) -> String {
     let (m, r) = (&e.measured, &e.roof);
-    let (l, b) = (&m.launches, &m.barriers);
     let mut read = format!("{:.1} GB/s of memory", r.memory_gb_s);
     if let Some(token) = r.token_gb_s {
         let fits = if r.token_bytes <= r.cache_bytes { ", which the last cache can hold" } else { "" };
@@ -142,31 +141,36 @@ fn roofs(e: &Explained) -> String {
     let rate = |name: &str, g: Option<f64>| g.map(|g| format!("{g:.0} G/s {name}"));
     let rates =
         [rate("in f32", r.f32_gflop_s), rate("of bytes", r.int8_gop_s), rate("of the matrix unit", r.matrix_gflop_s)];
-    let probed = |ns: Option<f64>, count: usize| {
-        ns.map_or(String::new(), |ns| {
-            format!("; {count} at {} probed are {} us", report::time(ns), us(ns * count as f64))
-        })
-    };
-    let stamped = b
-        .stamped_ns
-        .map_or(String::new(), |s| format!("; waiting by stamps {} us, the work's unevenness with it", us_bounds(&s)));
-    let between = l.stamped_ns.map_or(String::new(), |s| format!("; between them by stamps {} us", us_bounds(&s)));
-    let kernels: usize = m.rows.iter().map(|row| row.launches).sum();
     report::pairs(&[
         ("reading", read),
         ("arithmetic", rates.into_iter().flatten().collect::<Vec<_>>().join(", ")),
-        (
-            "launches",
-            format!(
-                "{kernels} kernels in {} handed over; queue {} us, wait {} us{}{between}",
-                l.count,
-                us_bounds(&l.queue_ns),
-                us_bounds(&l.wait_ns),
-                probed(l.probed_ns, l.count)
-            ),
-        ),
-        ("barriers", format!("{} of {} wide{}{stamped}", b.count, b.width, probed(b.probed_ns, b.count))),
+        ("launches", launches(m)),
+        ("barriers", barriers(m)),
     ])
+}
+
+/// `; 303 at 23 ns probed are 6.8 us`
+fn probed(ns: Option<f64>, count: usize) -> String {
+    let of = |ns: f64| format!("; {count} at {} probed are {} us", report::time(ns), us(ns * count as f64));
+    ns.map_or(String::new(), of)
+}
+
+/// What is handed over and what that costs, by every method.
+pub fn launches(m: &Measured) -> String {
+    let l = &m.launches;
+    let between = l.stamped_ns.map_or(String::new(), |s| format!("; between them by stamps {} us", us_bounds(&s)));
+    let kernels: usize = m.rows.iter().map(|row| row.launches).sum();
+    let (queue, wait) = (us_bounds(&l.queue_ns), us_bounds(&l.wait_ns));
+    let probed = probed(l.probed_ns, l.count);
+    format!("{kernels} kernels in {} handed over; queue {queue} us, wait {wait} us{probed}{between}", l.count)
+}
+
+/// Barriers and what they cost, by every method.
+pub fn barriers(m: &Measured) -> String {
+    let b = &m.barriers;
+    let waiting = |s: &Bounds| format!("; waiting by stamps {} us, the work's unevenness with it", us_bounds(s));
+    let stamped = b.stamped_ns.as_ref().map_or(String::new(), waiting);
+    format!("{} of {} wide{}{stamped}", b.count, b.width, probed(b.probed_ns, b.count))
 }
 
 fn context(m: &Measured) -> String {
