@@ -421,5 +421,10 @@ mod tests {
         let (told, legend) = (text(&r), legend(&r));
         assert!(told.contains(&format!("\n{legend}\n\nhead: ")) && legend.chars().count() <= 80, "{told}");
         assert!(legend.contains(&format!("of read: of {:.1} GB/s, of control: ", r.read_gb_s)), "{legend}");
+        // The page says the same, and of each shape what the text says.
+        let page = crate::page::files(&r).unwrap().html;
+        for said in [legend.as_str(), "head: no ROWS beats the default 64"] {
+            assert!(page.contains(&said.replace('>', "&gt;")), "no {said}");
+        }
     }
 }

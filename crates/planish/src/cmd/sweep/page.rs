@@ -3,7 +3,7 @@
 use planish_engine::sweep::AtShape;
 use planish_tune::Interval;
 
-use super::{Report, Row, about, legend, sentences};
+use super::{Report, Row, about, best, legend, sentences};
 use crate::page::plot::{self, Axis, Intervals, Mark};
 use crate::page::{self, Cell, Page, Table, Tone, number};
 
@@ -15,16 +15,23 @@ impl page::Report for Report {
         let said = sentences(self);
         let lead = said.lines().last().unwrap_or_default();
         let mut page = Page::new(format!("{} of {} on {}", self.param, self.op, self.label), lead);
-        page.section("").facts(vec![
+        let first = page.section("");
+        first.facts(vec![
             ("device", self.device.as_str().into()),
             ("kernels", self.kernels.as_str().into()),
             ("read bandwidth, GB/s", number::sig(self.read_gb_s, 4).into()),
             ("version", self.version.as_str().into()),
         ]);
-        page.section("").text(format!("{}.", legend(self)));
+        first.text(format!("{}.", legend(self)));
         for s in &self.shapes {
             let section = page.section(&s.name);
-            section.text(about(s)).plot(plot::Plot::Intervals(intervals(self, s))).table(table(self, s));
+            let found = self.verdict.best.iter().find(|b| b.name == s.name);
+            let said = found.map_or("too few rounds to say".to_owned(), |b| best(self, b));
+            section
+                .text(about(s))
+                .text(format!("{said}."))
+                .plot(plot::Plot::Intervals(intervals(self, s)))
+                .table(table(self, s));
         }
         page
     }
@@ -60,7 +67,7 @@ fn intervals(r: &Report, s: &AtShape) -> Intervals {
         x: Axis::linear("times as fast as the default"),
         marks: vec![Mark { at: 1.0, label: "default".to_owned() }],
         rows: (0..s.sweep.swept.len()).map(row).collect(),
-        legend: vec![(Tone::Chosen, "best".to_owned()), (Tone::Default, "default".to_owned())],
+        legend: vec![(Tone::Chosen, "came first".to_owned()), (Tone::Default, "default".to_owned())],
     }
 }
 
