@@ -411,7 +411,9 @@ fn lines(row: &Row) -> Vec<[String; 4]> {
     }
     if row.choice == row.default {
         let busy = row.busy.map_or(String::new(), |share| format!(": other work {:.0}%", 100.0 * share));
-        changes = vec![format!("{}{busy}", row.state)];
+        // A run that decides nothing leaves what an earlier one decided, whose evidence is kept and shown.
+        let earlier = if row.state == "default kept" && row.undecided.is_some() { " earlier" } else { "" };
+        changes = vec![format!("{}{earlier}{busy}", row.state)];
     }
     let gain = row.ratio.as_ref().map_or(String::new(), interval);
     let known = row.share_of_roof.map(|s| format!("{:.0}%", 100.0 * s));
@@ -585,6 +587,13 @@ mod tests {
         assert!(told.contains("for 1 of 1 kernel, measured once more by `planish tune m.gguf`"), "{told}");
         let json = serde_json::to_value(&bought).expect("plain data");
         assert_eq!((&json["rows"][0]["undecided"], &json["rows"][0]["busy"]), (&json!(why), &json!(0.48)));
+    }
+
+    #[test]
+    fn what_an_earlier_run_decided_is_told_apart() {
+        let row = Row { state: "default kept", undecided: Some("budget spent".into()), ..row() };
+        let told = Bought { rows: vec![row], ..bought(gain([100.0, 101.0, 1.01]), None) }.text();
+        assert!(told.contains("default kept earlier"), "{told}");
     }
 
     /// A roof without a number has two reasons, which are not to be taken for each other.
