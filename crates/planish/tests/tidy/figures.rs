@@ -2,10 +2,12 @@
 //!
 //! A folder of data, `docs/lab/NNNN`, has a list `figures.tsv` of what is quoted from it: the document, the figure as it
 //! stands there, the file in the folder, where in it, and by what the value there is divided.
+//! A table of which most decimals are listed is one of the data, and has no others: what is not listed there is a mistake.
 //! A place is a JSON pointer; lines of a `.jsonl` file are a list. A `.md` file has no places: the figure stands in it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -16,7 +18,42 @@ pub fn complaints(root: &Path) -> Vec<String> {
     let lab = root.join("docs/lab");
     let mut folders: Vec<_> = fs::read_dir(&lab).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
     folders.sort();
-    folders.iter().flat_map(|folder| in_folder(root, folder)).collect()
+    let listed = folders.iter().flat_map(|folder| in_folder(root, folder));
+    listed.chain(in_tables(root, &folders)).collect()
+}
+
+/// Decimals in tables of the data that no list has.
+fn in_tables(root: &Path, folders: &[PathBuf]) -> Vec<String> {
+    let mut figures: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for list in folders.iter().filter_map(|folder| fs::read_to_string(folder.join("figures.tsv")).ok()) {
+        for cells in list.lines().skip(1).map(|line| line.split('\t').collect::<Vec<_>>()) {
+            if let [document, figure, ..] = cells[..] {
+                figures.entry(document.to_owned()).or_default().extend(decimals(figure));
+            }
+        }
+    }
+    let mut complaints = Vec::new();
+    for (document, listed) in &figures {
+        let text = fs::read_to_string(root.join(document)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        for table in lines.chunk_by(|a, b| a.starts_with('|') == b.starts_with('|')).filter(|t| t[0].starts_with('|')) {
+            let all: Vec<String> = table.iter().flat_map(|line| decimals(line)).collect();
+            let (_, others): (Vec<_>, Vec<_>) = all.iter().partition(|d| listed.contains(*d));
+            if 2 * others.len() < all.len() {
+                complaints
+                    .extend(others.iter().map(|d| format!("{document}: {d} in a table of the data is not listed")));
+            }
+        }
+    }
+    complaints
+}
+
+/// Numbers with decimals in `line` that are no part of a name, as that of `0.5B` and `qwen2.5-0.5b` is.
+fn decimals(line: &str) -> Vec<String> {
+    let of_number = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
+    let words = line.split(|c: char| !(c.is_alphanumeric() || of_number(c) || c == '-' || c == '_'));
+    let numbers = words.map(|w| w.trim_end_matches([',', '.'])).filter(|w| w.chars().all(of_number));
+    numbers.filter(|w| w.contains('.') && !w.starts_with('.')).map(str::to_owned).collect()
 }
 
 fn in_folder(root: &Path, folder: &Path) -> Vec<String> {
@@ -120,4 +157,10 @@ fn a_figure_that_is_not_the_data_is_noticed() {
     check("note.md\t16.1\ta.json\t/none\t1\n", Some("nothing at"));
     check("note.md\t16.1\tgone.json\t/ns\t1000\n", Some("gone.json"));
     check("note.md\t16.1\ta.json\t/ns\n", Some("4 cells"));
+    // Of a table most of whose decimals are listed, all are; 0.5B is a name.
+    let table = |cell: &str| format!("It took 16.1 us.\n\n| 0.5B | 16.1 (16.1 to {cell}) |\n\n| 1.5 | 2.5 | 16.1 |\n");
+    fs::write(root.path().join("note.md"), table("16.1")).unwrap();
+    check("note.md\t16.1\ta.json\t/ns\t1000\n", None);
+    fs::write(root.path().join("note.md"), table("17.1")).unwrap();
+    check("note.md\t16.1\ta.json\t/ns\t1000\n", Some("note.md: 17.1 in a table"));
 }
