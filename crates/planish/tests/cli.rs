@@ -523,6 +523,10 @@ fn a_random_model_is_written_whole_and_runs() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("random.gguf: 96."), "{:?}", output.stdout);
     assert!(!sandbox.path().join("random.part").exists());
+    let nowhere = sandbox.run(&["dev", "write-model", "--shapes", "tiny", "nowhere/m.gguf"]);
+    let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+    assert!(nowhere.status.code() == Some(2) && said.contains("there is no folder nowhere"), "{said}");
+    assert!(said.contains("hint: create the folder first"), "{said}");
     let list = sandbox.run(&["tune", "random.gguf", "--list", "--json"]);
     assert!(list.status.success(), "{}", text(&list.stderr));
 }

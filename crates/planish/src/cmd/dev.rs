@@ -12,7 +12,7 @@ use planish_engine::shapes::random::Mix;
 use planish_engine::shapes::{self, PRESETS};
 use serde_json::json;
 
-use crate::page::Plot;
+use crate::page::{self, Plot};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, report, since_start};
 
@@ -100,6 +100,7 @@ fn draw(args: &PlotArgs) -> Result<Outcome> {
 
 /// Writes beside the wanted place first, so that no half-written model ever has its name.
 fn write_model(args: &WriteModelArgs, ui: Ui) -> Result<Outcome> {
+    page::must_have_folder(&args.out)?;
     let preset = shapes::preset(&args.shapes)?;
     let mix = Mix::from_name(&args.types).context("the types were checked")?;
     let threads =

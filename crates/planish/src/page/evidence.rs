@@ -126,6 +126,11 @@ pub fn must_be_html(path: &Path) -> Result<()> {
         let error = anyhow!("{}: a report is a .html file, with .json and .tsv beside it", path.display());
         return Err(error).hint("end the name in .html");
     }
+    must_have_folder(path)
+}
+
+/// Refuses the path of a file that lies in no folder.
+pub fn must_have_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         return Err(anyhow!("{}: there is no folder {}", path.display(), folder.display()))
