@@ -33,6 +33,24 @@ const CONTEXT_DEFAULT: usize = 4096;
 /// Tokens of a prefill step where `--chunk` does not say.
 const CHUNK_DEFAULT: u32 = 256;
 
+/// Names of its flags, for commands that can do without them all.
+pub const FLAGS: [&str; 14] = [
+    "device",
+    "path",
+    "ahead",
+    "threads",
+    "isa",
+    "activations",
+    "kv",
+    "context",
+    "chunk",
+    "deterministic",
+    "off",
+    "replay",
+    "lock",
+    "pin",
+];
+
 /// How a model runs: threads, kernels, arithmetic, cache and configurations.
 #[derive(Args)]
 pub struct SessionArgs {

@@ -96,6 +96,18 @@ fn a_sweep_leaves_a_page_with_its_evidence() {
     let evidence: Value = serde_json::from_slice(&std::fs::read(html.with_extension("json")).unwrap()).unwrap();
     assert_eq!((evidence["planish"].as_str(), evidence["data"]["param"].as_str()), (Some("sweep"), Some("PREFETCH")));
     assert!(page.contains("PREFETCH") && page.contains("<svg"), "{} bytes", page.len());
+    // Without the machine: the page again, byte for byte, and the same text twice.
+    let (json, again) = (html.with_extension("json"), folder.path().join("again.html"));
+    let from = ["sweep", "--from", json.to_str().unwrap()];
+    let shown = planish(&[&from[..], &["--html", again.to_str().unwrap()]].concat());
+    assert_eq!((shown.status.code(), text(&shown.stdout)), (output.status.code(), text(&output.stdout)));
+    assert!(std::fs::read_to_string(&again).unwrap() == page);
+    for flag in [["--threads", "1"], ["--param", "ROWS"], ["--budget", "9s"]] {
+        let refused = planish(&[&from[..], &flag].concat());
+        assert_eq!(refused.status.code(), Some(2), "{flag:?}: {}", text(&refused.stderr));
+    }
+    let other = planish(&["explain", "--from", json.to_str().unwrap()]);
+    assert!(other.status.code() == Some(2) && text(&other.stderr).contains("evidence of sweep, wanted explain"));
     let refused = planish(&[&args[..], &["--html", "width.txt"]].concat());
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
 }

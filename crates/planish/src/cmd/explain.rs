@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::device::Device;
 use crate::gpu::GpuSession;
 use crate::hint::WithHint;
-use crate::session::{Session, SessionArgs};
+use crate::session::{self, Session, SessionArgs};
 use crate::ui::Ui;
 use crate::{Outcome, interrupt, page, presets, report};
 use evidence::{Evidence, Explained, Facts};
@@ -35,28 +35,7 @@ const POSITIONS: [usize; 5] = [0, 64, 512, 1024, 2048];
 const DRAWN: usize = 8;
 
 /// What says how to measure, and means nothing where nothing is.
-const MEASURING: [&str; 20] = [
-    "models",
-    "fit",
-    "position",
-    "positions",
-    "tokens",
-    "rounds",
-    "device",
-    "path",
-    "ahead",
-    "threads",
-    "isa",
-    "activations",
-    "kv",
-    "context",
-    "chunk",
-    "deterministic",
-    "off",
-    "replay",
-    "lock",
-    "pin",
-];
+const MEASURING: [&str; 6] = ["models", "fit", "position", "positions", "tokens", "rounds"];
 
 /// Show where a token's time goes, part by part, against ceilings measured here
 #[derive(Args)]
@@ -82,7 +61,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Show evidence that --html or --json wrote, instead of measuring; no machine is asked
-    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = MEASURING)]
+    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = [&MEASURING[..], &session::FLAGS].concat())]
     from: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
@@ -119,11 +98,9 @@ fn read(path: &Path) -> Result<Evidence> {
     let hint = "`planish explain MODEL --html FILE` or --json writes evidence";
     let bytes = fs::read(path).with_context(|| format!("cannot read {shown}")).hint(hint)?;
     let what = || format!("{shown} is no evidence of explain");
-    let mut value: Value = serde_json::from_slice(&bytes).with_context(what).hint(hint)?;
+    let value: Value = serde_json::from_slice(&bytes).with_context(what).hint(hint)?;
     if value.get("planish").is_some() {
-        // Checks kind and version.
-        page::read::<Evidence>(path)?;
-        value = value["data"].take();
+        return page::report(path);
     }
     let evidence: Evidence = serde_json::from_value(value).with_context(what).hint(hint)?;
     evidence.check().with_context(what).hint(hint)?;

@@ -1,6 +1,6 @@
 //! `planish sweep`: one parameter of a kernel at many shapes, every value gated and timed beside the default and a read.
 
-mod page;
+mod pages;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,13 +19,16 @@ use planish_tune::{Interval, Policy, Value, WallClock, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::hint::WithHint;
-use crate::session::SessionArgs;
+use crate::session::{self, SessionArgs};
 use crate::ui::Ui;
 use crate::workbench::Workbench;
-use crate::{Outcome, interrupt, report};
+use crate::{Outcome, interrupt, page, report};
 
 /// The op whose shapes have names.
 const MATVEC: &str = "matvec";
+
+/// What says how to measure, and means nothing where nothing is.
+const MEASURING: [&str; 6] = ["op", "param", "values", "shapes", "rounds", "budget"];
 
 /// Time one parameter of a kernel at many shapes, every value checked first, beside a pure read of as many bytes
 #[derive(Args)]
@@ -34,8 +37,8 @@ pub struct SweepArgs {
     #[arg(default_value = MATVEC)]
     op: String,
     /// The parameter, as `planish sweep OP --param x` lists them
-    #[arg(long, value_name = "NAME")]
-    param: String,
+    #[arg(long, value_name = "NAME", required_unless_present = "from")]
+    param: Option<String>,
     /// Its values; by default all that may be tried
     #[arg(long, value_name = "VALUE,...", value_delimiter = ',', value_parser = value)]
     values: Vec<Value>,
@@ -55,6 +58,9 @@ pub struct SweepArgs {
     /// Also write a page with plots, and its evidence beside it as .json and .tsv
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
+    /// Show evidence that --html wrote, instead of measuring; no machine is asked
+    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = [&MEASURING[..], &session::FLAGS].concat())]
+    from: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -154,10 +160,29 @@ pub struct Report {
     pub version: String,
 }
 
-/// Sweeps and prints.
+/// Sweeps or reads, and prints.
 pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
+    args.html.as_deref().map_or(Ok(()), page::must_be_html)?;
+    let report = match (&args.from, &args.param) {
+        (Some(path), _) => page::report::<Report>(path)?,
+        (None, Some(param)) => measure(args, param, ui)?,
+        (None, None) => return Err(anyhow!("no --param and no --from")).hint("give one of them"),
+    };
+    if let Some(path) = &args.html {
+        let written = page::files(&report)?.write(path)?;
+        ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
+    }
+    if ui.json {
+        report::print_json(&report)?;
+    } else {
+        report::print(&if args.tsv { tsv(&report) } else { text(&report) })?;
+    }
+    let decided = report.verdict.best.len() == report.shapes.len();
+    Ok(if decided { Outcome::Done } else { Outcome::No })
+}
+
+fn measure(args: &SweepArgs, param: &str, ui: Ui) -> Result<Report> {
     args.session.must_use_store()?;
-    args.html.as_deref().map_or(Ok(()), crate::page::must_be_html)?;
     let (start, budget) = (Instant::now(), Duration::from_secs_f64(args.budget));
     let bench = Workbench::open(&args.session)?;
     let backend = bench.backend().limits().backend.clone();
@@ -169,8 +194,8 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
     let identities = Identities::new(&machine, &Policy::default());
     let (worker, clock) = (bench.worker()?, WallClock::start());
     let setting = bench.setting(&identities, &worker, &clock, budget);
-    let ask = Ask { op, param: &args.param, values: &args.values, rounds: args.rounds as usize };
-    let spinner = ui.spinner(&format!("sweeping {} of {} at {}", args.param, op.name, counted(shapes.len(), "shape")));
+    let ask = Ask { op, param, values: &args.values, rounds: args.rounds as usize };
+    let spinner = ui.spinner(&format!("sweeping {param} of {} at {}", op.name, counted(shapes.len(), "shape")));
     let mut found: Vec<AtShape> = Vec::new();
     for (i, (name, shape)) in shapes.iter().enumerate() {
         interrupt::check()?;
@@ -180,28 +205,17 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
     }
     interrupt::check()?;
     spinner.finish_and_clear();
-    let report = Report {
+    Ok(Report {
         op: op.name.to_owned(),
-        param: args.param.clone(),
+        param: param.to_owned(),
         device: bench.device.to_string(),
         label: bench.backend().identity().label.clone(),
         kernels: if backend == "cpu" { bench.isa.name().to_owned() } else { backend },
         read_gb_s: setting.ceilings.as_ref().map_or(bench.ceilings, CeilingProbe::now).read_gb_s,
-        verdict: sweep::verdict(&args.param, &found),
+        verdict: sweep::verdict(param, &found),
         shapes: found,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    if let Some(path) = &args.html {
-        let written = crate::page::files(&report)?.write(path)?;
-        ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
-    }
-    if ui.json {
-        report::print_json(&report)?;
-    } else {
-        report::print(&if args.tsv { tsv(&report) } else { text(&report) })?;
-    }
-    let decided = report.verdict.best.len() == report.shapes.len();
-    Ok(if decided { Outcome::Done } else { Outcome::No })
+    })
 }
 
 /// A row a value and shape: the numbers as they are.
@@ -422,7 +436,7 @@ mod tests {
         assert!(told.contains(&format!("\n{legend}\n\nhead: ")) && legend.chars().count() <= 80, "{told}");
         assert!(legend.contains(&format!("of read: of {:.1} GB/s, of control: ", r.read_gb_s)), "{legend}");
         // The page says the same, and of each shape what the text says.
-        let page = crate::page::files(&r).unwrap().html;
+        let page = page::files(&r).unwrap().html;
         for said in [legend.as_str(), "head: no ROWS beats the default 64"] {
             assert!(page.contains(&said.replace('>', "&gt;")), "no {said}");
         }

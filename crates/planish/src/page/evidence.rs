@@ -52,26 +52,46 @@ pub fn files<R: Report>(report: &R) -> Result<Files> {
 
 /// The texts of the evidence in `path`, the same as those it was written with.
 pub fn read<R: Report>(path: &Path) -> Result<Files> {
-    let what = || format!("{} is no evidence of planish", path.display());
+    from_data::<R>(data::<R>(path)?).with_context(|| no_evidence(path)).hint(HINT)
+}
+
+/// What the evidence in `path` was made from.
+pub fn report<R: Report>(path: &Path) -> Result<R> {
+    parsed(data::<R>(path)?).with_context(|| no_evidence(path)).hint(HINT)
+}
+
+const HINT: &str = "give the .json file that --report or --html wrote beside its page to the command that wrote it; \
+                    that of tune goes to `planish store report`";
+
+fn no_evidence(path: &Path) -> String {
+    format!("{} is no evidence of planish", path.display())
+}
+
+/// The raw data of a file of the right kind and version.
+fn data<R: Report>(path: &Path) -> Result<Value> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let hint = "give the .json file that --report or --html wrote beside its page";
-    let envelope: Envelope = serde_json::from_str(&text).with_context(what).hint(hint)?;
+    let envelope: Envelope = serde_json::from_str(&text).with_context(|| no_evidence(path)).hint(HINT)?;
     if envelope.planish != R::KIND {
-        return Err(anyhow!("{}: evidence of {}, wanted {}", path.display(), envelope.planish, R::KIND)).hint(hint);
+        return Err(anyhow!("{}: evidence of {}, wanted {}", path.display(), envelope.planish, R::KIND)).hint(HINT);
     }
     if envelope.version != R::VERSION {
         let (found, here) = (envelope.version, R::VERSION);
         return Err(anyhow!("{}: version {found} of {}, this program reads {here}", path.display(), R::KIND))
             .hint("use the planish that wrote it, or measure again");
     }
-    from_data::<R>(envelope.data).with_context(what).hint(hint)
+    Ok(envelope.data)
+}
+
+fn parsed<R: Report>(data: Value) -> Result<R> {
+    let report: R = serde_json::from_value(data).context("the evidence lacks what its page shows")?;
+    report.check()?;
+    Ok(report)
 }
 
 /// The texts of what a file holds; nothing else has a part in them.
 fn from_data<R: Report>(mut data: Value) -> Result<Files> {
     round(&mut data);
-    let report: R = serde_json::from_value(data.clone()).context("the evidence lacks what its page shows")?;
-    report.check()?;
+    let report: R = parsed(data.clone())?;
     let page = report.page();
     let tables = page.tables();
     let mut file = Map::new();
