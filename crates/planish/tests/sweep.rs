@@ -102,6 +102,9 @@ fn a_sweep_leaves_a_page_with_its_evidence() {
     let shown = planish(&[&from[..], &["--html", again.to_str().unwrap()]].concat());
     assert_eq!((shown.status.code(), text(&shown.stdout)), (output.status.code(), text(&output.stdout)));
     assert!(std::fs::read_to_string(&again).unwrap() == page);
+    let noted = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/0011/rows.json");
+    let printed = planish(&["sweep", "--from", noted]);
+    assert!(printed.status.code() == Some(0), "as --json printed it: {}", text(&printed.stderr));
     for flag in [["--threads", "1"], ["--param", "ROWS"], ["--budget", "9s"]] {
         let refused = planish(&[&from[..], &flag].concat());
         assert_eq!(refused.status.code(), Some(2), "{flag:?}: {}", text(&refused.stderr));

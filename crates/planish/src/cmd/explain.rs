@@ -5,18 +5,16 @@ mod fitted;
 mod pages;
 mod text;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use planish_engine::decoder::Decoder;
 use planish_engine::explain::{Effort, Measured, ROUNDS_MIN, cpu, gpu};
 use planish_engine::gpu::Route;
 use planish_engine::probes::{self, Handed};
 use planish_engine::tuning;
-use serde_json::Value;
 
 use crate::device::Device;
 use crate::gpu::GpuSession;
@@ -76,7 +74,7 @@ fn rounds() -> clap::builder::RangedI64ValueParser<u32> {
 pub fn run(args: &ExplainArgs, ui: Ui) -> Result<Outcome> {
     args.html.as_deref().map_or(Ok(()), page::must_be_html)?;
     let evidence = match &args.from {
-        Some(path) => read(path)?,
+        Some(path) => page::report::<Evidence>(path)?,
         None if args.fit => Evidence::Fit(Box::new(fitted::measure(args, ui)?)),
         None => Evidence::Token(Box::new(explain(args, ui)?)),
     };
@@ -90,21 +88,6 @@ pub fn run(args: &ExplainArgs, ui: Ui) -> Result<Outcome> {
         report::print(&text::of(&evidence))?;
     }
     Ok(Outcome::Done)
-}
-
-/// Evidence beside a page, or as it was printed.
-fn read(path: &Path) -> Result<Evidence> {
-    let shown = path.display();
-    let hint = "`planish explain MODEL --html FILE` or --json writes evidence";
-    let bytes = fs::read(path).with_context(|| format!("cannot read {shown}")).hint(hint)?;
-    let what = || format!("{shown} is no evidence of explain");
-    let value: Value = serde_json::from_slice(&bytes).with_context(what).hint(hint)?;
-    if value.get("planish").is_some() {
-        return page::report(path);
-    }
-    let evidence: Evidence = serde_json::from_value(value).with_context(what).hint(hint)?;
-    evidence.check().with_context(what).hint(hint)?;
-    Ok(evidence)
 }
 
 fn explain(args: &ExplainArgs, ui: Ui) -> Result<Explained> {

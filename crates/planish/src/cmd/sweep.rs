@@ -58,7 +58,7 @@ pub struct SweepArgs {
     /// Also write a page with plots, and its evidence beside it as .json and .tsv
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
-    /// Show evidence that --html wrote, instead of measuring; no machine is asked
+    /// Show evidence that --html or --json wrote, instead of measuring; no machine is asked
     #[arg(long, value_name = "EVIDENCE", conflicts_with_all = [&MEASURING[..], &session::FLAGS].concat())]
     from: Option<PathBuf>,
     #[command(flatten)]

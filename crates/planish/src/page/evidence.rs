@@ -55,13 +55,15 @@ pub fn read<R: Report>(path: &Path) -> Result<Files> {
     from_data::<R>(data::<R>(path)?).with_context(|| no_evidence(path)).hint(HINT)
 }
 
-/// What the evidence in `path` was made from.
+/// What the evidence in `path` was made from; the file may also be a report as --json prints it.
 pub fn report<R: Report>(path: &Path) -> Result<R> {
-    parsed(data::<R>(path)?).with_context(|| no_evidence(path)).hint(HINT)
+    let printed: Value = parsed(path)?;
+    let data = if printed.get("planish").is_some() { data::<R>(path)? } else { printed };
+    checked(data).with_context(|| no_evidence(path)).hint(HINT)
 }
 
-const HINT: &str = "give the .json file that --report or --html wrote beside its page to the command that wrote it; \
-                    that of tune goes to `planish store report`";
+const HINT: &str = "give the .json file that --html, --report or --json wrote to the command that wrote it; \
+                    `planish store report` takes that of tune";
 
 fn no_evidence(path: &Path) -> String {
     format!("{} is no evidence of planish", path.display())
@@ -69,8 +71,7 @@ fn no_evidence(path: &Path) -> String {
 
 /// The raw data of a file of the right kind and version.
 fn data<R: Report>(path: &Path) -> Result<Value> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let envelope: Envelope = serde_json::from_str(&text).with_context(|| no_evidence(path)).hint(HINT)?;
+    let envelope: Envelope = parsed(path)?;
     if envelope.planish != R::KIND {
         return Err(anyhow!("{}: evidence of {}, wanted {}", path.display(), envelope.planish, R::KIND)).hint(HINT);
     }
@@ -82,7 +83,12 @@ fn data<R: Report>(path: &Path) -> Result<Value> {
     Ok(envelope.data)
 }
 
-fn parsed<R: Report>(data: Value) -> Result<R> {
+fn parsed<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display())).hint(HINT)?;
+    serde_json::from_slice(&bytes).with_context(|| no_evidence(path)).hint(HINT)
+}
+
+fn checked<R: Report>(data: Value) -> Result<R> {
     let report: R = serde_json::from_value(data).context("the evidence lacks what its page shows")?;
     report.check()?;
     Ok(report)
@@ -91,7 +97,7 @@ fn parsed<R: Report>(data: Value) -> Result<R> {
 /// The texts of what a file holds; nothing else has a part in them.
 fn from_data<R: Report>(mut data: Value) -> Result<Files> {
     round(&mut data);
-    let report: R = parsed(data.clone())?;
+    let report: R = checked(data.clone())?;
     let page = report.page();
     let tables = page.tables();
     let mut file = Map::new();
