@@ -16,6 +16,7 @@ use planish_engine::gpu;
 use planish_engine::model::Model;
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::op::Machine;
+use planish_tune::counted;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -256,7 +257,8 @@ fn line(row: &Row<'_>) -> String {
     let partial = if ran.partial { ", cut short" } else { "" };
     let Ran { judged, ways, same, programs, worst, .. } = ran;
     let bits = format!("{same} of them with the bits of the default");
-    let done = format!("{judged} prompts judged; {programs} new programs in {ways} configurations, {bits}{partial}");
+    let [judged, programs] = [counted(*judged, "prompt"), counted(*programs, "new program")];
+    let done = format!("{judged} judged; {programs} in {}, {bits}{partial}", counted(*ways, "configuration"));
     let mut out = format!("{state} {name}: {done}, error at most {worst:.2} of its limit; {oracle}\n");
     for f in &ran.failures {
         let why = f.verdict.reasons.join("; ");
@@ -296,4 +298,17 @@ fn conclude(bench: &Bench, args: &CorpusArgs, rows: &[Row<'_>], ui: Ui) -> Resul
     // What was left out on request is no failure; what could not be run is.
     let whole = args.quick || (skipped == 0 && partial == 0);
     Ok(if failed == 0 && passed > 0 && whole { Outcome::Done } else { Outcome::No })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_configuration_is_no_plural() {
+        let ran = |ways| Ran { judged: 8, ways, programs: 1, ..Ran::default() };
+        let said = |ways| line(&Row { case: &CASES[0], ran: Ok(ran(ways)) });
+        assert!(said(1).contains("8 prompts judged; 1 new program in 1 configuration, 0"), "{}", said(1));
+        assert!(said(2).contains("in 2 configurations, 0"), "{}", said(2));
+    }
 }
