@@ -194,6 +194,9 @@ fn a_verdict_that_an_end_of_the_interval_gainsays_is_in_doubt() {
     let doubt = format!("in doubt: at {lo:.1} us, an end of a token's interval, it would be bandwidth-bound");
     assert!(v.bound == Bound::Latency && v.sentence.contains(&doubt), "{v:?}");
     assert!(v.sentence.contains("50% of it is in no part"), "{v:?}");
+    m.attributed.median = 1.3;
+    let v = verdict(&m, &roof);
+    assert!(v.sentence.contains("its parts, timed in other tokens, add up to 130% of it"), "{v:?}");
 }
 
 /// The host executor, or none after saying why there is none.

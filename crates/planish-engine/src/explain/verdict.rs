@@ -52,8 +52,8 @@ pub struct Verdict {
 
 /// What takes this share of a token bounds it: for most of the time nothing else is waited for.
 const MOST: f64 = 0.5;
-/// Parts that add up to less than this of a token leave something out that the sentence must name.
-const ATTRIBUTED_MIN: f64 = 0.9;
+/// Parts that add up to a token up to this share of it are told without a word.
+const OFF_MOST: f64 = 0.1;
 
 /// The verdict on a token against ceilings.
 pub fn verdict(m: &Measured, roof: &Roof) -> Verdict {
@@ -98,6 +98,17 @@ fn doubt(bound: Bound, ends: [(f64, Bound); 2]) -> String {
         let us = ns / 1e3;
         format!("; in doubt: at {us:.1} us, an end of a token's interval, it would be {}-bound", of.name())
     })
+}
+
+/// How far parts that add up to `attributed` of a token are from it, where that matters.
+fn apart(attributed: f64) -> String {
+    match attributed - 1.0 {
+        off if off < -OFF_MOST => format!("; {:.0}% of it is in no part", -100.0 * off),
+        off if off > OFF_MOST => {
+            format!("; its parts, timed in other tokens, add up to {:.0}% of it", 100.0 * attributed)
+        }
+        _ => String::new(),
+    }
 }
 
 /// Nanoseconds of a token, and the gain at its roof.
@@ -154,13 +165,7 @@ impl Numbers {
         } else {
             ""
         };
-        let part = m.attributed.median;
-        let rest = rest
-            + &if part < ATTRIBUTED_MIN {
-                format!("; {:.0}% of it is in no part", 100.0 * (1.0 - part))
-            } else {
-                String::new()
-            };
+        let rest = rest + &apart(m.attributed.median);
         format!("{}-bound: {rest}{doubt}", bound.name())
     }
 
