@@ -102,6 +102,15 @@ fn a_sweep_leaves_a_page_with_its_evidence() {
     let shown = planish(&[&from[..], &["--html", again.to_str().unwrap()]].concat());
     assert_eq!((shown.status.code(), text(&shown.stdout)), (output.status.code(), text(&output.stdout)));
     assert!(std::fs::read_to_string(&again).unwrap() == page);
+    let mut edited = evidence.clone();
+    edited["data"]["shapes"] = serde_json::json!([]);
+    let one = serde_json::json!({ "ratio": 1.0, "lo": 1.0, "hi": 1.0 });
+    let best = serde_json::json!([{ "name": "a", "value": 1, "as_good": [1], "ratio": one }]);
+    edited["data"]["verdict"]["best"] = best;
+    let path = folder.path().join("edited.json");
+    std::fs::write(&path, edited.to_string()).unwrap();
+    let refused = planish(&["sweep", "--from", path.to_str().unwrap()]);
+    assert!(refused.status.code() == Some(2) && text(&refused.stderr).contains("1 best value over 0 shapes"));
     let noted = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/0011/rows.json");
     let printed = planish(&["sweep", "--from", noted]);
     assert!(printed.status.code() == Some(0), "as --json printed it: {}", text(&printed.stderr));

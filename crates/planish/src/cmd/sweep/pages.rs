@@ -1,7 +1,7 @@
 //! A sweep as a page: for each shape the ratios with their bounds, and the table behind them.
 
 use planish_engine::sweep::AtShape;
-use planish_tune::Interval;
+use planish_tune::{Interval, counted};
 
 use super::{Report, Row, about, best, legend, sentences};
 use crate::page::plot::{self, Axis, Intervals, Mark};
@@ -10,6 +10,12 @@ use crate::page::{self, Cell, Page, Table, Tone, number};
 impl page::Report for Report {
     const KIND: &'static str = "sweep";
     const VERSION: u32 = 1;
+
+    fn check(&self) -> anyhow::Result<()> {
+        let (best, shapes) = (self.verdict.best.len(), self.shapes.len());
+        anyhow::ensure!(best <= shapes, "{} over {}", counted(best, "best value"), counted(shapes, "shape"));
+        Ok(())
+    }
 
     fn page(&self) -> Page {
         let said = sentences(self);
