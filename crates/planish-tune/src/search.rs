@@ -602,13 +602,13 @@ impl Search {
         (estimate < 1.0).then_some((estimate, i))
     }
 
-    pub fn roof_reached(&self, bench: &Bench<'_, '_>) -> bool {
-        let reached = |i: usize| {
+    pub fn roof_reached(&self, bench: &mut Bench<'_, '_>) -> bool {
+        let within = bench.task.policy.roof;
+        self.live().into_iter().any(|i| {
             let e = &self.entries[i];
             let ns: Vec<f64> = e.ns.iter().filter_map(|ns| median(ns)).collect();
-            e.rounds() >= 2 && bench.at_roof(&ns, bench.task.policy.roof)
-        };
-        self.live().into_iter().any(reached)
+            e.rounds() >= 2 && bench.at_roof(&ns, within)
+        })
     }
 
     /// The finalists of an earlier run, when its search had ended and they are all still in.

@@ -570,3 +570,16 @@ fn a_floor_is_measured_again_before_it_refuses() {
     let (_, asked) = Doubted::tuned(&[&[2e5][..], &[1e3; 20]].concat(), 1.5e5, Some(Duration::from_nanos(150_000)));
     assert_eq!(asked, 4);
 }
+
+/// A ceiling that the default reaches may have been measured low, and one that it beats is none.
+#[test]
+fn a_roof_is_measured_again_before_it_ends_the_search() {
+    let times = [1e5, 0.95e5, 1.1e5];
+    let again = |ns: u64| Some(Duration::from_nanos(ns));
+    let (outcome, asked) = Doubted::tuned(&times, 0.995e5, again(60_000));
+    assert_eq!((&outcome.choice, &outcome.floor_ns, asked), (&v(1), &vec![Some(0.6e5)], 1));
+    let (outcome, asked) = Doubted::tuned(&times, 0.995e5, again(99_500));
+    assert_eq!((&outcome.verdict, outcome.counts.timed, asked), (&Verdict::KeptDefault, 1, 1));
+    let (outcome, _) = Doubted::tuned(&times, 1.03e5, None);
+    assert_eq!((&outcome.choice, &outcome.floor_ns), (&v(1), &vec![Some(1.03e5)]));
+}
