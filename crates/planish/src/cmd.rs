@@ -46,7 +46,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('s').unwrap_or(text);
     match number.parse::<f64>() {
         Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
-        _ => Err(format!("`{text}` is no number of seconds between 0 and 86400")),
+        _ => Err(format!("`{text}` is no number of seconds above 0 and up to 86400")),
     }
 }
 

@@ -51,6 +51,12 @@ pub fn binary(n: u64) -> String {
     }
 }
 
+/// What stands behind a load where the system tells what share of the processors other work took; nothing elsewhere.
+pub fn others(share: Option<f64>) -> String {
+    let of = |share: f64| format!("; other work took {:.0}% of this machine's processors meanwhile", 100.0 * share);
+    share.map_or(String::new(), of)
+}
+
 /// Lines of a name and a value, the values below each other.
 pub fn pairs(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

@@ -123,7 +123,7 @@ const LEVERAGE_MAX: f64 = 0.8;
 /// Refuses what no line should go through: too few models or sizes, several paths, classes or positions.
 pub fn check(samples: &[Sample]) -> Result<()> {
     if samples.len() < MODELS_MIN {
-        let message = format!("a fit through {} models: at least {MODELS_MIN} are needed", samples.len());
+        let message = format!("a fit through {}: at least {MODELS_MIN} are needed", counted(samples.len(), "model"));
         return Err(Error::request(message)
             .with_hint("`planish dev write-model --shapes ladder-384` and its siblings make files of graded sizes"));
     }

@@ -11,6 +11,7 @@ use planish_device::cpu::bandwidth::Bandwidth;
 use planish_device::system;
 use planish_engine::explain::token;
 use planish_engine::probes;
+use planish_engine::tuning;
 use planish_engine::verify::Feed;
 use planish_tune::counted;
 use serde::Serialize;
@@ -129,6 +130,8 @@ struct Bench {
     governor: system::Governor,
     load_average: Option<[f64; 3]>,
     load_average_after: Option<[f64; 3]>,
+    /// Share of this machine's processors that other work took meanwhile.
+    by_others: Option<f64>,
     tiers: std::collections::BTreeMap<&'static str, usize>,
     digest: String,
     /// Kernels that the store does not know.
@@ -174,7 +177,7 @@ fn json(report: &impl Serialize) -> Result<Value> {
 }
 
 fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
-    let load_average = system::load_average();
+    let (load_average, before) = (system::load_average(), tuning::usage(None));
     let session = Session::open(model, &args.session, ui)?;
     let needed = needed(args, session.options.context, session.model.file.hyper.context)?;
     let mut decoder = session.decoder()?;
@@ -195,7 +198,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
     })?;
     // The probe's buffer is larger than many a model, so the peak is read before it.
     let peak_rss_bytes = system::peak_rss_bytes();
-    let load_average_after = system::load_average();
+    let (load_average_after, by_others) = (system::load_average(), tuning::by_others(before));
     let read = probes::cpu::read(&session.cpu, session.cpu.threads(), BANDWIDTH_BUDGET)?;
     spinner.finish_and_clear();
     let speeds = Speeds::new(model, path, session.model.weights.bytes_per_token, args, samples)?;
@@ -216,6 +219,7 @@ fn measure(model: &str, args: &BenchArgs, ui: Ui) -> Result<Bench> {
         governor: system::governor(),
         load_average,
         load_average_after,
+        by_others,
         tiers: session::tiers(&decoder),
         digest: decoder.frozen().digest().to_owned(),
         unknown: session.unknown(&decoder),
@@ -332,6 +336,7 @@ fn speed_text(speed: &Option<Speed>, tokens: u32) -> String {
 fn text(b: &Bench) -> String {
     let first_token = b.first_token_ms.map(|ms| format!("{ms:.0} ms after the start, prompt of one token"));
     let load = |l: &Option<[f64; 3]>| l.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
+    let others = report::others(b.by_others);
     let memory = b.peak_rss_bytes.map(|n| {
         format!(
             "{} peak; file {}, cache {}",
@@ -352,7 +357,7 @@ fn text(b: &Bench) -> String {
     rows.extend([
         ("machine", format!("{}, {}, {}", b.processor, counted(b.threads, "thread"), b.isa)),
         ("numerics", format!("{} activations, {} cache", b.activations, b.kv)),
-        ("load", format!("{} before, {} after", load(&b.load_average), load(&b.load_average_after))),
+        ("load", format!("{} before, {} after{}", load(&b.load_average), load(&b.load_average_after), others)),
         ("choices", session::tiers_text(&b.tiers)),
         ("digest", b.digest.clone()),
     ]);

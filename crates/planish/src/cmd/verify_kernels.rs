@@ -9,6 +9,7 @@ use planish_device::host::{Host, HostOptions, Mode};
 use planish_kernels::cpu::isa::Isa;
 use planish_kernels::gpu::{self, GpuOp, tier};
 use planish_kernels::op::Machine;
+use planish_tune::counted;
 use serde_json::json;
 
 use crate::device::{self, Device};
@@ -82,7 +83,7 @@ pub fn run(device: Device, args: &KernelArgs, ui: Ui) -> Result<Outcome> {
         report::print(&report::table(names, &rows))?;
         refused.iter().try_for_each(|r| report::print(&format!("refused: {r}\n")))?;
         let verdict = if refused.is_empty() { "all passed".to_owned() } else { format!("{} refused", refused.len()) };
-        report::print(&format!("{} ops on the {watch}: {verdict}\n", ops.len()))?;
+        report::print(&format!("{} on the {watch}: {verdict}\n", counted(ops.len(), "op")))?;
     }
     Ok(if refused.is_empty() { Outcome::Done } else { Outcome::No })
 }

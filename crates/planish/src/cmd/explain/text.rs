@@ -46,9 +46,7 @@ pub fn machine(f: &Facts) -> String {
 /// `2.97; other work took 48% of this machine's processors meanwhile`
 pub fn load(f: &Facts) -> String {
     let average = f.load_average.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
-    let others =
-        f.by_others.map(|share| format!("; other work took {:.0}% of this machine's processors", 100.0 * share));
-    average + &others.map_or(String::new(), |text| text + " meanwhile")
+    average + &report::others(f.by_others)
 }
 
 fn head(f: &Facts, m: &Measured) -> String {

@@ -9,7 +9,7 @@ use clap::Args;
 use planish_engine::tuning::{self, Setting, Work};
 use planish_tune::recorded::About;
 use planish_tune::store::{self, Layers, Store};
-use planish_tune::{Outcome as Evidence, Policy, Recorded, Simulated, Total, simulate as replay};
+use planish_tune::{Outcome as Evidence, Policy, Recorded, Simulated, Total, counted, simulate as replay};
 use serde_json::json;
 
 use super::bought::short;
@@ -149,9 +149,9 @@ fn sentence(done: &[Simulated], total: &Total, policy: &Policy) -> String {
     let wrong: u64 = done.iter().map(|s| s.false_promotions).sum();
     let replays: u64 = done.iter().map(|s| s.seeds).sum();
     format!(
-        "{} spaces, {replays} replays: {} of the configurations of exhaustive searches tried, {} of their timings taken; \
+        "{}, {replays} replays: {} of the configurations of exhaustive searches tried, {} of their timings taken; \
          by share of a token {} slower than those find, {} beyond the margin of {}; {wrong} promoted that are no faster",
-        done.len(),
+        counted(done.len(), "space"),
         percent(total.configs_share),
         percent(total.timings_share),
         percent(total.regret),
