@@ -75,6 +75,28 @@ struct Row {
     work: Work,
 }
 
+impl Row {
+    /// `work` at its default, as long as nothing else is known of it.
+    fn of(work: Work, default: Config) -> Row {
+        Row {
+            op: work.op.name,
+            shape: work.shape.clone(),
+            share: work.share,
+            choice: default.clone(),
+            default,
+            state: "not reached",
+            ratio: None,
+            share_of_roof: None,
+            roof_beaten: false,
+            variants: Vec::new(),
+            undecided: None,
+            busy: None,
+            error: None,
+            work,
+        }
+    }
+}
+
 /// The result of a tuning run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bought {
@@ -300,25 +322,8 @@ impl Bought {
 }
 
 fn row(done: Done, machine: Machine<'_>) -> Row {
-    let work = done.work;
-    let space = work.space(&machine);
-    let default = space.default.clone();
-    let mut row = Row {
-        op: work.op.name,
-        shape: work.shape.clone(),
-        share: work.share,
-        choice: default.clone(),
-        default,
-        state: "not reached",
-        ratio: None,
-        share_of_roof: None,
-        roof_beaten: false,
-        variants: Vec::new(),
-        undecided: None,
-        busy: None,
-        error: None,
-        work,
-    };
+    let space = done.work.space(&machine);
+    let mut row = Row::of(done.work, space.default.clone());
     match done.fate {
         Fate::Known(choice) => {
             row.ratio = (choice.state == State::Tuned).then_some(choice.ratio);
@@ -553,30 +558,14 @@ mod tests {
         assert!([Some(0.05), None].into_iter().all(|share| !text(quiet, share).contains("other work")));
     }
 
-    /// A win on fewer threads that was held back is in the table, in the JSON with its reason, and in what goes on.
     fn row() -> Row {
         let op = planish_kernels::ops::find("matvec").expect("an op of the CPU");
-        let shape: Shape = "type=q4_1,act=int8,batch=1,rows=576,cols=576".parse().expect("a shape");
-        let work = Work { op, shape: shape.clone(), share: 1.0, uses: 1, step: None, deterministic: false };
-        let config = Config::new().with("THREADS", 2);
-        Row {
-            op: op.name,
-            shape,
-            share: 1.0,
-            default: config.clone(),
-            choice: config,
-            state: "undecided",
-            ratio: None,
-            share_of_roof: None,
-            roof_beaten: false,
-            variants: Vec::new(),
-            undecided: None,
-            busy: None,
-            error: None,
-            work,
-        }
+        let shape = "type=q4_1,act=int8,batch=1,rows=576,cols=576".parse().expect("a shape");
+        let work = Work { op, shape, share: 1.0, uses: 1, step: None, deterministic: false };
+        Row { state: "undecided", ..Row::of(work, Config::new().with("THREADS", 2)) }
     }
 
+    /// A win on fewer threads that was held back is in the table, in the JSON with its reason, and in what goes on.
     #[test]
     fn what_is_held_back_for_other_work_is_shown() {
         let why = "other work took 48% of the processors";
