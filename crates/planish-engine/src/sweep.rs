@@ -119,12 +119,7 @@ pub fn at_shape(ask: &Ask<'_>, name: &str, shape: &Shape, setting: &Setting<'_>,
             .with_hint(format!("it has {known}"))
     })?;
     tuning::fits(&work, setting)?;
-    let mut values: Vec<Value> = Vec::new();
-    for value in if ask.values.is_empty() { &param.values } else { ask.values } {
-        if !values.contains(value) {
-            values.push(value.clone());
-        }
-    }
+    let values = unique(if ask.values.is_empty() { &param.values } else { ask.values }.iter().cloned());
     if !values.iter().any(|v| param.values.contains(v)) {
         let known = param.values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
         let asked = values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
@@ -174,30 +169,29 @@ fn control(bytes: u64, setting: &Setting<'_>, budget: Duration) -> Result<Option
     let work = work(op, &Shape::new().with("words", (bytes / 4).max(1) as i64))?;
     let space = work.space(&setting.machine);
     let one = |name: &'static str, v: &Value| space.default.clone().with(name, v.clone());
-    let configs: Vec<Config> =
-        space.params.iter().flat_map(|p| p.values.iter().map(move |v| (p.name, v))).map(|(n, v)| one(n, v)).collect();
-    let mut unique: Vec<Config> = Vec::new();
-    configs.into_iter().for_each(|c| {
-        if !unique.contains(&c) {
-            unique.push(c)
-        }
-    });
-    let sweep = run(&work, &unique, CONTROL_ROUNDS, setting, budget)?;
+    let values = space.params.iter().flat_map(|p| p.values.iter().map(move |v| (p.name, v)));
+    let configs = unique(values.map(|(n, v)| one(n, v)));
+    let sweep = run(&work, &configs, CONTROL_ROUNDS, setting, budget)?;
     let Some(best) = sweep.best() else { return Ok(None) };
     let (config, times) = (sweep.swept[best].config.clone(), &sweep.swept[best].times[0]);
     Ok(Some(Control { bytes, config, median_ns: times.median_ns, spread_ns: times.spread_ns, sweep }))
 }
 
+/// Each once, in order.
+fn unique<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for one in all {
+        if !found.contains(&one) {
+            found.push(one);
+        }
+    }
+    found
+}
+
 /// Which value is best where, and whether one is best everywhere.
 pub fn verdict(param: &str, shapes: &[AtShape]) -> Verdict {
     let best: Vec<Best> = shapes.iter().filter_map(|s| best(param, s)).collect();
-    let mut values: Vec<Value> = Vec::new();
-    for (s, i) in shapes.iter().flat_map(|s| (0..s.sweep.swept.len()).map(move |i| (s, i))) {
-        let value = s.value(param, i);
-        if !values.contains(&value) {
-            values.push(value);
-        }
-    }
+    let values = unique(shapes.iter().flat_map(|s| (0..s.sweep.swept.len()).map(move |i| s.value(param, i))));
     let everywhere: Vec<Value> =
         values.iter().filter(|v| !best.is_empty() && best.iter().all(|b| b.as_good.contains(v))).cloned().collect();
     let loss = |v: &Value| {
