@@ -51,6 +51,11 @@ pub fn binary(n: u64) -> String {
     }
 }
 
+/// A load average over one minute.
+pub fn load(average: Option<f64>) -> String {
+    average.map_or("unknown".to_owned(), |l| format!("{l:.2}"))
+}
+
 /// What stands behind a load where the system tells what share of the processors other work took; nothing elsewhere.
 pub fn others(share: Option<f64>) -> String {
     let of = |share: f64| format!("; other work took {:.0}% of this machine's processors meanwhile", 100.0 * share);

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Command, Id};
 use planish_device::Cpu;
 use planish_engine::decoder::{Decoder, KvType, Options, Planned};
 use planish_engine::gpu;
@@ -33,23 +33,12 @@ const CONTEXT_DEFAULT: usize = 4096;
 /// Tokens of a prefill step where `--chunk` does not say.
 const CHUNK_DEFAULT: u32 = 256;
 
-/// Names of its flags, for commands that can do without them all.
-pub const FLAGS: [&str; 14] = [
-    "device",
-    "path",
-    "ahead",
-    "threads",
-    "isa",
-    "activations",
-    "kv",
-    "context",
-    "chunk",
-    "deterministic",
-    "off",
-    "replay",
-    "lock",
-    "pin",
-];
+/// Ids of `others` and of all flags of a session, for what can do without both.
+pub fn flags_and(others: &[&'static str]) -> Vec<Id> {
+    let session = SessionArgs::augment_args(Command::new("session"));
+    let flags = session.get_arguments().map(|arg| arg.get_id().clone());
+    others.iter().map(|id| Id::from(*id)).chain(flags).collect()
+}
 
 /// How a model runs: threads, kernels, arithmetic, cache and configurations.
 #[derive(Args)]

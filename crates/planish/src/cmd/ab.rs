@@ -293,7 +293,6 @@ fn unlike_quotient(g: &Gain) -> bool {
 }
 
 fn text(r: &Report) -> String {
-    let load = |l: Option<f64>| l.map_or("unknown".to_owned(), |l| format!("{l:.2}"));
     let speed = |gain: &Option<Gain>| {
         gain.map_or("not run".to_owned(), |g| format!("{:.1} against {:.1} tokens/s", g.tuned_tok_s, g.default_tok_s))
     };
@@ -320,7 +319,7 @@ fn text(r: &Report) -> String {
         let why = "the verdict's are medians over pairs, and no quotients of the speeds above, each of its own side";
         rows.push(("ratios", why.to_owned()));
     }
-    rows.push(("load", format!("{} before, {} after", load(r.load[0]), load(r.load[1]))));
+    rows.push(("load", format!("{} before, {} after", report::load(r.load[0]), report::load(r.load[1]))));
     rows.push(("verdict", r.verdict.clone()));
     report::pairs(&rows)
 }

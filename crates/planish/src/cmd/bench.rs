@@ -335,7 +335,7 @@ fn speed_text(speed: &Option<Speed>, tokens: u32) -> String {
 
 fn text(b: &Bench) -> String {
     let first_token = b.first_token_ms.map(|ms| format!("{ms:.0} ms after the start, prompt of one token"));
-    let load = |l: &Option<[f64; 3]>| l.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
+    let load = |l: &Option<[f64; 3]>| report::load(l.map(|l| l[0]));
     let others = report::others(b.by_others);
     let memory = b.peak_rss_bytes.map(|n| {
         format!(

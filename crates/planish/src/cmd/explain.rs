@@ -32,7 +32,7 @@ const POSITIONS: [usize; 5] = [0, 64, 512, 1024, 2048];
 /// Tokens that a GPU draws in a row for one sample.
 const DRAWN: usize = 8;
 
-/// What says how to measure, and means nothing where nothing is.
+/// What says how to measure beside the session.
 const MEASURING: [&str; 6] = ["models", "fit", "position", "positions", "tokens", "rounds"];
 
 /// Show where a token's time goes, part by part, against ceilings measured here
@@ -59,7 +59,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Show evidence that --html or --json wrote, instead of measuring; no machine is asked
-    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = [&MEASURING[..], &session::FLAGS].concat())]
+    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = session::flags_and(&MEASURING))]
     from: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
@@ -79,8 +79,7 @@ pub fn run(args: &ExplainArgs, ui: Ui) -> Result<Outcome> {
         None => Evidence::Token(Box::new(explain(args, ui)?)),
     };
     if let Some(html) = &args.html {
-        let written = page::files(&evidence)?.write(html)?;
-        ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
+        page::save(&evidence, html, ui)?;
     }
     if ui.json {
         report::print_json(&evidence)?;

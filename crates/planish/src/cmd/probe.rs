@@ -84,7 +84,7 @@ fn head(label: &str, threads: Option<u32>, ui: Ui, found: &mut Map<String, Value
         return Ok(());
     }
     let threads = threads.map_or(String::new(), |n| format!(", {}", counted(n, "thread")));
-    let load = load.map_or("unknown".to_owned(), |l| format!("{:.2}", l[0]));
+    let load = report::load(load.map(|l| l[0]));
     report::print(&format!("{label}{threads}, load {load}\n"))
 }
 

@@ -27,7 +27,7 @@ use crate::{Outcome, interrupt, page, report};
 /// The op whose shapes have names.
 const MATVEC: &str = "matvec";
 
-/// What says how to measure, and means nothing where nothing is.
+/// What says how to measure beside the session.
 const MEASURING: [&str; 6] = ["op", "param", "values", "shapes", "rounds", "budget"];
 
 /// Time one parameter of a kernel at many shapes, every value checked first, beside a pure read of as many bytes
@@ -59,7 +59,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
     /// Show evidence that --html or --json wrote, instead of measuring; no machine is asked
-    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = [&MEASURING[..], &session::FLAGS].concat())]
+    #[arg(long, value_name = "EVIDENCE", conflicts_with_all = session::flags_and(&MEASURING))]
     from: Option<PathBuf>,
     #[command(flatten)]
     session: SessionArgs,
@@ -169,8 +169,7 @@ pub fn run(args: &SweepArgs, ui: Ui) -> Result<Outcome> {
         (None, None) => return Err(anyhow!("no --param and no --from")).hint("give one of them"),
     };
     if let Some(path) = &args.html {
-        let written = page::files(&report)?.write(path)?;
-        ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
+        page::save(&report, path, ui)?;
     }
     if ui.json {
         report::print_json(&report)?;
@@ -280,7 +279,6 @@ fn legend(r: &Report) -> String {
 }
 
 fn about(s: &AtShape) -> String {
-    let load = |l: Option<f64>| l.map_or("unknown".to_owned(), |l| format!("{l:.2}"));
     let control = s.control.as_ref().map_or(String::new(), |c| {
         format!(
             "; a pure read of it takes {} ({:.1} GB/s, {})",
@@ -298,8 +296,8 @@ fn about(s: &AtShape) -> String {
         counted(s.sweep.rounds, "round"),
         report::bytes(s.rotated_bytes),
         if s.cold { "cold" } else { "warm" },
-        load(s.load[0]),
-        load(s.load[1])
+        report::load(s.load[0]),
+        report::load(s.load[1])
     )
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::table::{Table, tsv};
 use super::{Page, html};
 use crate::hint::WithHint;
+use crate::ui::Ui;
 
 /// What was measured, and how it reads as a page.
 pub trait Report: Serialize + DeserializeOwned {
@@ -144,6 +145,13 @@ impl Files {
         }
         Ok(paths)
     }
+}
+
+/// Writes the page and evidence of `report`, and says where they are.
+pub fn save<R: Report>(report: &R, path: &Path, ui: Ui) -> Result<()> {
+    let written = files(report)?.write(path)?;
+    ui.note(&format!("wrote {}", written.map(|p| p.display().to_string()).join(", ")));
+    Ok(())
 }
 
 /// Refuses the path of a page that is no `.html`, or lies in no folder: to be asked before anything is measured.

@@ -41,7 +41,7 @@ pub mod tests;
 
 use serde::Serialize;
 
-pub use self::evidence::{Files, Report, files, must_be_html, must_have_folder, read, report};
+pub use self::evidence::{Files, Report, files, must_be_html, must_have_folder, read, report, save};
 pub use self::plot::*;
 pub use self::table::{Cell, Table};
 

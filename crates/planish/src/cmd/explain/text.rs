@@ -45,8 +45,7 @@ pub fn machine(f: &Facts) -> String {
 
 /// `2.97; other work took 48% of this machine's processors meanwhile`
 pub fn load(f: &Facts) -> String {
-    let average = f.load_average.map_or("unknown".into(), |l| format!("{:.2}", l[0]));
-    average + &report::others(f.by_others)
+    report::load(f.load_average.map(|l| l[0])) + &report::others(f.by_others)
 }
 
 fn head(f: &Facts, m: &Measured) -> String {
