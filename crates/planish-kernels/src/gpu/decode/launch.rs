@@ -119,6 +119,8 @@ fn constants(model: &Model, at: &ModelAt, config: &Config) -> Result<Vec<(&'stat
         ("WIDE_QUADS", quads_each(model.wide())?),
         ("FFN_QUADS", quads_each(model.ffn)?),
         ("HEADS_SHARED", get("SHARED")?),
+        // Where heads share keys, registers hold their sums instead.
+        ("KEYS_AHEAD", if get("SHARED")? == 1 { 2 } else { 1 }),
         ("HEAD_SIZE", model.head_dim as i64),
         ("SIMDS", get("THREADS")? / 32),
     ];
