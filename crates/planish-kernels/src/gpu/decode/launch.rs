@@ -5,8 +5,8 @@ use planish_tune::{Config, Rejection};
 
 use super::model::{At, Memory, Model, ModelAt, table_words};
 use super::{
-    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, STAMPED_DRAW, limits, merge_bytes, needs_fence, phases,
-    qkv_segments, ring_bytes, slot_bytes, stage,
+    COPIES, CROSS, DRAW, FENCED, Forms, OP, STAMPED, limits, merge_bytes, needs_fence, phases, qkv_segments,
+    ring_bytes, slot_bytes, stage,
 };
 use crate::gpu::planes::ALIGN;
 use crate::gpu::text::{KernelLaunch, Text, knob};
@@ -42,17 +42,19 @@ fn types(matrices: impl Iterator<Item = At>) -> i64 {
     matrices.fold(0, |bits, m| bits | 1 << (m.ty as i64))
 }
 
-/// The layers that one grid runs, and whether the embedding (1) and the head (2) are with them.
+/// The layers that one grid runs, and whether the embedding (1), the head (2) and the draw of the likeliest token (4) are
+/// with them.
 pub(super) struct Part {
     first: usize,
     pub count: usize,
     pub ends: u32,
 }
 
-/// The grids of a step under `config`, whose path is `token` or `layer`.
-pub(super) fn parts(config: &Config, layers: usize) -> Vec<Part> {
+/// The grids of a step under `config`, whose path is `token` or `layer`; the last one draws if `draws`.
+pub(super) fn parts(config: &Config, layers: usize, draws: bool) -> Vec<Part> {
     let each = if config.name("PATH") == Some("layer") { 1 } else { layers };
-    let ends = |first: usize| u32::from(first == 0) + 2 * u32::from(first + each == layers);
+    let last = 2 + 4 * u32::from(draws);
+    let ends = |first: usize| u32::from(first == 0) + if first + each == layers { last } else { 0 };
     (0..layers).step_by(each).map(|first| Part { first, count: each, ends: ends(first) }).collect()
 }
 
@@ -186,9 +188,15 @@ impl<'a> Step<'a> {
         Ok(launches)
     }
 
-    fn grids(&self, config: &Config) -> Result<Vec<Launch>, Rejection> {
+    /// The grids of path `token` or `layer`, and the draw, which is part of the last one where it is greedy.
+    fn grids(&self, config: &Config, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
+        let greedy = matches!(draw, Draw::Greedy);
         let grid = |part: &Part| self.kernel("decode_fused", self.groups, self.part(part));
-        parts(config, self.model.layers).iter().map(grid).collect()
+        let mut launches = parts(config, self.model.layers, greedy).iter().map(grid).collect::<Result<Vec<_>, _>>()?;
+        if !greedy {
+            launches.extend(self.draw(draw)?);
+        }
+        Ok(launches)
     }
 
     fn part(&self, part: &Part) -> Vec<u32> {
@@ -200,13 +208,9 @@ impl<'a> Step<'a> {
         self.kernel_of(&STAMPED, "decode_stamped", (self.groups, self.part(part)), &[ticks])
     }
 
-    /// A launch of `text` behind the step.
-    fn end(&self, text: &Text, entry: &str, args: Vec<Slice>) -> Result<Launch, Rejection> {
-        self.end_of(text, (entry, self.groups), args)
-    }
-
-    fn end_of(&self, text: &Text, (entry, param): (&str, usize), args: Vec<Slice>) -> Result<Launch, Rejection> {
-        let (constants, params) = (Vec::new(), vec![param as u32]);
+    /// A launch behind the step.
+    fn end(&self, entry: &str, param: usize, args: Vec<Slice>) -> Result<Launch, Rejection> {
+        let (text, constants, params) = (&DRAW, Vec::new(), vec![param as u32]);
         KernelLaunch { text, entry, constants, params, groups: 1, threads: 32, shared_bytes: 0 }.on(self.machine, args)
     }
 
@@ -217,20 +221,13 @@ impl<'a> Step<'a> {
         Ok(vec![best.map_err(|e| Rejection::Launch(e.to_string()))?, m.step.clone()])
     }
 
-    /// The greedy draw that leaves its times in `ticks`.
-    pub fn stamped_draw(&self, ticks: Slice) -> Result<Launch, Rejection> {
-        let mut args = self.drawn()?;
-        args.push(ticks);
-        self.end(&STAMPED_DRAW, "decode_pick_stamped", args)
-    }
-
     /// The launches that draw, and that move the step on.
     pub fn draw(&self, draw: &Draw) -> Result<Vec<Launch>, Rejection> {
         match draw {
             Draw::None => Ok(Vec::new()),
-            Draw::Greedy => Ok(vec![self.end(&DRAW, "decode_pick", self.drawn()?)?]),
+            Draw::Greedy => Ok(vec![self.end("decode_pick", self.groups, self.drawn()?)?]),
             Draw::Sampled(by) => {
-                let looking = |entry, args| self.end_of(&DRAW, (entry, self.model.vocab), args);
+                let looking = |entry, args| self.end(entry, self.model.vocab, args);
                 let mut all = Vec::new();
                 if let Some((window, history)) = &by.window {
                     all.push(looking("decode_history", vec![window.clone(), history.clone()])?);
@@ -240,7 +237,7 @@ impl<'a> Step<'a> {
                     all.push(looking("decode_remember", vec![by.drawn.clone(), window.clone()])?);
                 }
                 let args = vec![by.drawn.clone(), by.settings.clone(), self.memory.step.clone()];
-                all.push(self.end(&DRAW, "decode_next", args)?);
+                all.push(self.end("decode_next", self.groups, args)?);
                 Ok(all)
             }
         }
@@ -259,12 +256,10 @@ pub fn step(
     machine: &Machine<'_>,
 ) -> Result<Vec<Launch>, Rejection> {
     let step = Step::new((model, at), memory, config, machine)?;
-    let mut launches = match config.name("PATH") {
-        Some("token" | "layer") => step.grids(config)?,
-        _ => step.phases()?,
-    };
-    launches.extend(step.draw(draw)?);
-    Ok(launches)
+    match config.name("PATH") {
+        Some("token" | "layer") => step.grids(config, draw),
+        _ => Ok([step.phases()?, step.draw(draw)?].concat()),
+    }
 }
 
 /// The launch of the head alone: from the residual in work memory, where `Model::residual_at` says, to logits.

@@ -60,8 +60,6 @@ const ATTEND: (&str, &str) = ("attend.k", include_str!("attend.k"));
 const BEST: (&str, &str) = ("best.k", include_str!("best.k"));
 /// The text that draws a token, apart from the other: it is the same for every model and configuration.
 pub(crate) const DRAW: Text = Text(&[BEST, PICK]);
-/// The same with a draw that leaves times.
-pub(crate) const STAMPED_DRAW: Text = Text(&[BEST, PICK, ("draw_stamped.k", include_str!("draw_stamped.k"))]);
 
 const PICK: (&str, &str) = ("draw.k", include_str!("draw.k"));
 

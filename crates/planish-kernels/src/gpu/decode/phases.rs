@@ -4,7 +4,7 @@
 macro_rules! arguments {
     ($last:literal) => {
         concat!(
-            "IN(uint4, arena, 0), IN(uint, table, 1), IN(uint, step, 2), IN(float, ropes, 3),
+            "IN(uint4, arena, 0), IN(uint, table, 1), INOUT(uint, step, 2), IN(float, ropes, 3),
        INOUT(half, keys, 4), INOUT(half, values, 5), INOUT(float, work, 6), OUT(float, logits, 7), ATOMIC(uint, sync, 8),
        ",
             $last
@@ -236,6 +236,16 @@ macro_rules! grid {
         ",
             head!("marks_of(last, last, last)"),
             "
+    }
+    if ((p.ends & 4u) != 0u) {
+        ARRIVE(true);
+",
+            $border,
+            "        WAIT(true);
+",
+            $border,
+            "        // Every group draws, so that none ends long before the others; one goes on.
+        if (at.simd == 0u) pick(work + WORK_BEST, step, at.groups, at.lane, at.group == 0u);
     }
     grid_ends(sync, odd, at);
 ",

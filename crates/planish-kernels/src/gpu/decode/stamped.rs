@@ -21,14 +21,12 @@ pub enum Span {
     Launch,
 }
 
-/// The draw, as its kernel is called without times.
-const DRAW: Span = Span::Phase("decode_pick");
 /// Steps in a row.
 const STEPS: usize = 2;
 
 /// The spans of a grid in order; it leaves one stamp more. With marks there is no barrier before attention.
 fn spans(part: &Part, marks: bool) -> Vec<Span> {
-    let (embed, head) = (part.ends & 1 != 0, part.ends & 2 != 0);
+    let [embed, head, draw] = [1, 2, 4].map(|end| part.ends & end != 0);
     let mut spans = Vec::new();
     if embed {
         spans.extend([Span::Phase("decode_embed"), Span::Barrier]);
@@ -47,6 +45,9 @@ fn spans(part: &Part, marks: bool) -> Vec<Span> {
     }
     if head {
         spans.push(Span::Phase("decode_head"));
+    }
+    if draw {
+        spans.extend([Span::Barrier, Span::Phase("decode_pick")]);
     }
     spans
 }
@@ -68,17 +69,14 @@ impl Run {
 pub struct Stamped {
     /// Their launches.
     pub launches: Vec<Launch>,
-    /// Those of one step: the grids, then the draw.
+    /// Those of one step.
     runs: Vec<Run>,
 }
 
 /// The launches of a step under `config`.
 fn runs(model: &Model, config: &Config) -> Result<Vec<Run>, Rejection> {
     let (groups, marks) = (knob(config, "BLOCKS")?, config.name("CROSS") == Some("marks"));
-    let mut runs: Vec<Run> =
-        parts(config, model.layers).iter().map(|part| Run { groups, spans: spans(part, marks) }).collect();
-    runs.push(Run { groups: 1, spans: vec![DRAW] });
-    Ok(runs)
+    Ok(parts(config, model.layers, true).iter().map(|part| Run { groups, spans: spans(part, marks) }).collect())
 }
 
 /// Nanoseconds from one stamp of a group to a later one of it; the clock's bits go round every four seconds.
@@ -115,16 +113,13 @@ impl Stamped {
         machine: &Machine<'_>,
     ) -> Result<Stamped, Rejection> {
         let step = Step::new((model, at), memory, config, machine)?;
-        let (runs, parts) = (runs(model, config)?, parts(config, model.layers));
+        let (runs, parts) = (runs(model, config)?, parts(config, model.layers, true));
         let (mut launches, mut offset) = (Vec::new(), ticks.offset);
         for _ in 0..STEPS {
-            for (i, run) in runs.iter().enumerate() {
+            for (part, run) in parts.iter().zip(&runs) {
                 let mine = ticks.buffer.slice(offset, 4 * run.stamps());
                 let mine = mine.map_err(|e| Rejection::Launch(e.to_string()))?;
-                launches.push(match parts.get(i) {
-                    Some(part) => step.stamped(part, mine)?,
-                    None => step.stamped_draw(mine)?,
-                });
+                launches.push(step.stamped(part, mine)?);
                 offset += 4 * run.stamps();
             }
         }
@@ -137,8 +132,8 @@ impl Stamped {
     pub fn read(&self, ticks: &[u8]) -> Vec<(Span, f64)> {
         let stamps: Vec<u32> = ticks.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let (mut times, mut first) = (Vec::new(), stamps.len() / STEPS);
-        // The draw is one group of one span: the last stamp before the step is its end.
-        let mut ends = &stamps[first - 1..first];
+        let last = self.runs.last().map_or(0, |run| run.groups);
+        let mut ends = &stamps[first - last..first];
         for run in &self.runs {
             let row = |i: usize| &stamps[first + i * run.groups..][..run.groups];
             let of = |rows: &[u32]| mean(rows.iter().map(|t| apart(ends[0], *t)));
@@ -164,15 +159,17 @@ mod tests {
 
     #[test]
     fn the_spans_of_a_step_add_up_to_the_time_between_two_draws() {
-        // A grid of two groups with a phase, a barrier and a phase, then the draw; the clock goes round in between.
+        // A grid of two groups with a phase, a barrier and a phase, then one of a phase; the clock goes round in between.
         let spans = vec![Span::Phase("a"), Span::Barrier, Span::Phase("b")];
-        let runs = vec![Run { groups: 2, spans }, Run { groups: 1, spans: vec![DRAW] }];
+        let runs = vec![Run { groups: 2, spans }, Run { groups: 2, spans: vec![Span::Phase("c")] }];
         let stamped = Stamped { launches: Vec::new(), runs };
         let start = 0u32.wrapping_sub(60);
         let step = |at: u32| {
-            [10, 14, 30, 50, 60, 60, 90, 80, 100, 107].map(|t| start.wrapping_add(at).wrapping_add(t)).to_vec()
+            [10, 14, 30, 50, 60, 60, 90, 80, 100, 100, 106, 108]
+                .map(|t| start.wrapping_add(at).wrapping_add(t))
+                .to_vec()
         };
-        // The draw before ends at 107, the next grid begins at 120 and 124: 13 and 17 later.
+        // The grids before end at 106 and 108, the next begin at 120 and 124: 13 and 17 later than 107.
         let ticks: Vec<u8> = [step(0), step(110)].concat().iter().flat_map(|t| t.to_le_bytes()).collect();
         let times = stamped.read(&ticks);
         let wanted = [
@@ -181,7 +178,7 @@ mod tests {
             (Span::Barrier, 20.0),
             (Span::Phase("b"), 25.0),
             (Span::Launch, 15.0),
-            (DRAW, 7.0),
+            (Span::Phase("c"), 7.0),
         ];
         assert_eq!(times, wanted);
         assert_eq!(times.iter().map(|t| t.1).sum::<f64>(), 110.0);
