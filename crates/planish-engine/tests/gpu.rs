@@ -6,8 +6,9 @@
 mod common;
 
 use std::io::Write;
+use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use planish_device::host::{HostOptions, Mode};
 use planish_device::{Backend, Cuda, CudaOptions, Host};
@@ -127,11 +128,14 @@ fn judge_by(
 ) -> Vec<String> {
     let (loaded, file) = (load(backend, name).expect("weights"), expected(name));
     let (mut failures, mut judged) = (Vec::new(), 0);
+    let prompts: Vec<_> = file.prompts.iter().filter(|p| p.ids.len() <= longest).collect();
+    // The longest prompt fills the cache; kernels know its size, so with one size there is one text to compile.
+    let context = prompts.iter().map(|p| p.ids.len()).max().unwrap_or(0);
     for (mode, class) in classes {
-        for prompt in file.prompts.iter().filter(|p| p.ids.len() <= longest) {
+        for prompt in &prompts {
             let mut first: Option<Dump> = None;
             for route in routes {
-                let mut decoder = loaded.decoder_by(choices, *class, Some(*route), prompt.ids.len());
+                let mut decoder = loaded.decoder_by(choices, *class, Some(*route), context);
                 let dump = verify::run(&mut decoder, prompt, verify::Path::Steps).expect("a run");
                 let v = verify::judge(prompt, &dump, mode, verify::Path::Steps).expect("a verdict");
                 let what = format!("{name} {mode} {} on {}", prompt.name, route.name());
@@ -146,6 +150,25 @@ fn judge_by(
     }
     assert!(judged > 0, "{name} has no prompt of up to {longest} tokens");
     failures
+}
+
+/// What `judge` says of the golden models on a card that it takes and that `wanted` lets pass, as many at a time as
+/// compilers may run.
+fn on_card(wanted: impl Fn(&str) -> bool, judge: impl Fn(&str) -> Vec<String> + Sync) -> Vec<String> {
+    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()) && wanted(n));
+    let (names, failures) = (Mutex::new(names.collect::<Vec<_>>()), Mutex::new(Vec::new()));
+    let next = || names.lock().expect("names").pop();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some(name) = next() {
+                    let found = judge(&name);
+                    failures.lock().expect("failures").extend(found);
+                }
+            });
+        }
+    });
+    failures.into_inner().expect("failures")
 }
 
 #[track_caller]
@@ -207,17 +230,15 @@ fn values_with_marks_cross_barriers_on_the_host_executor() {
 #[test]
 fn values_with_marks_cross_barriers_on_a_card() {
     let Some(card) = card() else { return };
-    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()) && !n.starts_with("gemma"));
     let routes = [Route::Token, Route::Layer, Route::Launches];
-    let of = |n: String| judge_by(&marked(4), card.as_ref(), &n, (&[F32, INT8], &routes), usize::MAX);
-    none(names.flat_map(of).collect());
+    let of = |name: &str| judge_by(&marked(4), card.as_ref(), name, (&[F32, INT8], &routes), usize::MAX);
+    none(on_card(|name| !name.starts_with("gemma"), of));
 }
 
 #[test]
 fn goldens_match_f64_on_a_card_on_every_path() {
     let Some(card) = card() else { return };
-    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
-    none(names.flat_map(|name| judge(card.as_ref(), &name, &[F32, INT8], &Route::ALL, usize::MAX)).collect());
+    none(on_card(|_| true, |name| judge(card.as_ref(), name, &[F32, INT8], &Route::ALL, usize::MAX)));
     println!("tier: CUDA device: ran: golden models on {}", card.identity().label);
 }
 
@@ -256,8 +277,7 @@ fn prompts_in_chunks_match_f64_on_the_host_executor() {
 fn prompts_in_chunks_match_f64_on_a_card() {
     let Some(card) = card() else { return };
     for chunk in [16, 48, 512] {
-        let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()));
-        none(names.flat_map(|name| judge_chunks(card.as_ref(), &name, chunk, usize::MAX)).collect());
+        none(on_card(|_| true, |name| judge_chunks(card.as_ref(), name, chunk, usize::MAX)));
     }
 }
 
