@@ -233,7 +233,7 @@ fn params(model: &Model, tier: Tier) -> Vec<Param> {
         ints("ROWS_HEAD", "rows of the head at a time", &[2, 4]),
         ints("SLOTS", "copies of weights under way against threadgroup memory", &[1, 2, 3, 4]),
         ints("SEGMENTS", "instructions that start a copy against threadgroup memory", &[1, 2]),
-        ints("DENSE", "groups that read a phase's input against SIMD groups that share a processor", &[0, 4, 8, 12]),
+        ints("DENSE", "groups that read a phase's input against SIMD groups that share a processor", &[0, 4, 6, 8]),
         Param {
             name: "COPIES",
             trades: "the copy engine's rate against the lanes' fewer instructions",
@@ -261,7 +261,8 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
         let dynamic = ring_bytes(&m, &at, c).and_then(|r| Ok(r + merge_bytes(&m, c)?));
         matches!((group, dynamic), (Ok(g), Ok(d)) if g <= bytes && g + d <= whole)
     };
-    let default = default(model, tier, &fits);
+    // Timed with CUDA alone, where attention looks for what it needs without a barrier.
+    let default = default(model, tier, fence || limits.backend != "cuda", &fits);
     Space {
         params: params(model, tier),
         constraints: vec![
@@ -286,14 +287,17 @@ const SHORT: usize = 4096;
 /// Width from which a phase of a large card has enough rows for all its SIMD groups, and reading them is what counts.
 const WIDE: usize = 2048;
 
-/// The configuration of a machine of `tier` without a choice, of those that `fits` lets pass where there is one.
-fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config {
+/// The configuration of a machine of `tier` without a choice, of those that `fits` lets pass where there is one; `fence` says
+/// whether what crosses a barrier must be fenced.
+fn default(model: &Model, tier: Tier, fence: bool, fits: &dyn Fn(&Config) -> bool) -> Config {
     let (all, blocks) = (shared_heads(model), tier.pick(BLOCKS));
     let large = tier.pick([false, false, false, true]);
     let most = *all.last().unwrap_or(&1);
     let shared = if large && model.capacity <= SHORT { 1 } else { most };
     let fill = fill(model, blocks, shared).clamp(1, if shared == 1 { 8 } else { 16 });
     let wide = model.hidden >= WIDE;
+    // Wide models have no registers left for looking at marks where heads share keys.
+    let marks = large && !fence && (shared == 1 || !wide);
     let threads = tier.pick([128, 256, 256, if wide { 512 } else { 384 }]);
     let of = |[threads, slots, segments]: [i64; 3]| {
         Config::new()
@@ -309,9 +313,9 @@ fn default(model: &Model, tier: Tier, fits: &dyn Fn(&Config) -> bool) -> Config 
             .with("ROWS_HEAD", tier.pick([2, 4, 4, if wide { 2 } else { 4 }]))
             .with("SLOTS", slots)
             .with("SEGMENTS", segments)
-            .with("DENSE", 0)
+            .with("DENSE", if large && !wide { 6.min(threads / 32) } else { 0 })
             .with("COPIES", if large { "lanes" } else { "engine" })
-            .with("CROSS", "fence")
+            .with("CROSS", if marks { "marks" } else { "fence" })
     };
     let tries = [[threads, 3, 2], [threads, 2, 2], [threads, 2, 1], [threads, 1, 1], [128, 2, 1]];
     let mut tries = tries.into_iter().skip(if large { 0 } else { 2 }).map(of);
