@@ -236,7 +236,11 @@ fn open_quarantine(setting: &Setting<'_>, watch: &mut dyn Watch) -> Arc<Mutex<Qu
     Arc::new(Mutex::new(quarantine))
 }
 
-/// Tunes `works` in order and stores every outcome as soon as it is known.
+/// The least time that an item is begun with.
+const LEAST: Duration = Duration::from_millis(400);
+
+/// Tunes `works` in order and stores every outcome as soon as it is known; what the later ones leave of the budget goes to
+/// those whose share of it cut them off.
 pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut dyn Watch) -> Result<Vec<Done>> {
     let quarantine = open_quarantine(setting, watch);
     let (total, since_ms) = (Budget::new(setting.clock, setting.budget), now_ms());
@@ -248,7 +252,7 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
     let (mut done, mut elsewhere) = (Vec::new(), Vec::new());
     for (index, work) in works.iter().enumerate() {
         let weights: Vec<f64> = (index..works.len()).filter(|i| open[*i]).map(|i| works[i].share).collect();
-        let allowance = allot(total.left(), &weights, Duration::from_millis(400));
+        let allowance = allot(total.left(), &weights, LEAST);
         let fate = match (stored(work, store), allowance) {
             (Some(choice), _) => Fate::Known(Box::new(choice)),
             (None, Some(allowance)) if !setting.cancel.load(Ordering::Relaxed) => {
@@ -271,11 +275,42 @@ pub fn run(works: &[Work], setting: &Setting<'_>, store: &mut Store, watch: &mut
         done[index].fate = from_elsewhere(&works[index], setting, store, &quarantine, (total, since_ms), watch)?;
         watch.ends(&done[index]);
     }
+    while go_on(&mut done, setting, store, (&quarantine, total), watch)? {}
     store.seal();
     for warning in store.take_warnings() {
         watch.warning(&warning.to_string());
     }
     Ok(done)
+}
+
+/// Goes on once with each item that its allowance cut off; whether there was one of which more was measured.
+fn go_on(
+    done: &mut [Done],
+    setting: &Setting<'_>,
+    store: &mut Store,
+    (quarantine, total): (&Arc<Mutex<Quarantine>>, Budget<'_>),
+    watch: &mut dyn Watch,
+) -> Result<bool> {
+    // Measured again is what was known before the run; what it measured itself is kept.
+    let setting = Setting { force: false, ..setting.clone() };
+    let is_cut = |d: &Done| matches!(&d.fate, Fate::Tuned(outcome) if outcome.partial);
+    let cut: Vec<usize> = (0..done.len()).filter(|i| is_cut(&done[*i])).collect();
+    let (of, mut more) = (done.len(), false);
+    for (n, &index) in cut.iter().enumerate() {
+        let weights: Vec<f64> = cut[n..].iter().map(|i| done[*i].work.share).collect();
+        let Some(allowance) = allot(total.left(), &weights, LEAST) else { break };
+        if setting.cancel.load(Ordering::Relaxed) {
+            break;
+        }
+        let work = done[index].work.clone();
+        watch.begins(index, of, &work, allowance);
+        let time = Time { allowance, since_ms: u64::MAX };
+        let Some(Fate::Tuned(outcome)) = tune_one(&work, &setting, store, quarantine, time, watch)? else { continue };
+        more |= outcome.samples > 0;
+        done[index].fate = Fate::Tuned(outcome);
+        watch.ends(&done[index]);
+    }
+    Ok(more)
 }
 
 /// Between two looks at what another process has found.

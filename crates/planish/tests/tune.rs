@@ -376,6 +376,28 @@ fn gpu_kernels_are_tuned_through_a_worker_on_the_host_executor() {
     assert!(text(&unknown.stderr).contains("no op of host is called norm"), "{}", text(&unknown.stderr));
 }
 
+/// Of four kernels the first has many candidates: it ends with its share of the time, and goes on with what the others leave.
+#[test]
+fn a_kernel_is_cut_off_only_where_the_whole_budget_is_spent() {
+    if !host_executor() {
+        return;
+    }
+    let _turn = turn();
+    let home = TempDir::new().unwrap();
+    let mut args = vec!["tune", "--device", "host", "--budget", "20s", "--json"];
+    for kernel in [
+        "gemm:m=33,n=40,k=64,layout=nt,out=f32,type=f16",
+        "rms_norm:rows=3,cols=97,type=f32",
+        "copy:words=1031",
+        "null:groups=133",
+    ] {
+        args.extend(["--kernel", kernel]);
+    }
+    let told = report(&command(home.path(), &args).output().unwrap());
+    assert!(told["cut_off"] == 0 || told["seconds"].as_f64() >= Some(15.0), "{told}");
+    assert_eq!(told["cut_off"], journals(home.path()), "{told}");
+}
+
 #[test]
 fn a_whole_step_and_a_chunk_are_tuned_through_workers_on_the_host_executor() {
     if !host_executor() {
