@@ -306,7 +306,7 @@ fn default(model: &Model, tier: Tier, fence: bool, fits: &dyn Fn(&Config) -> boo
             .with("THREADS", threads)
             .with("SPLITS", tier.pick([4, 4, 8, fill as i64]))
             .with("SHARED", shared as i64)
-            .with("ROWS_QKV", tier.pick([1, 1, 1, 2]))
+            .with("ROWS_QKV", if large && wide { 2 } else { 1 })
             .with("ROWS", tier.pick([1, 1, 1, 2]))
             .with("ROWS_UP", if large && 2 * model.ffn <= 4 * blocks * threads as usize / 32 { 4 } else { 2 })
             .with("ROWS_DOWN", if large && wide { 2 } else { 1 })

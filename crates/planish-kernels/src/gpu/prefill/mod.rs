@@ -74,7 +74,6 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
     let (most, bytes, m) = (i64::from(limits.max_threads), limits.shared_bytes as usize, *model);
     let attends: &[&str] = if io((model, at)) == Dtype::F16 { &["tiles", "plain"] } else { &["plain"] };
     let fits = move |keys: usize| attend_bytes(&m, keys) <= bytes;
-    let keys = [64, 32, 16].into_iter().find(|keys| fits(*keys)).unwrap_or(16);
     Space {
         params: vec![
             ints("THREADS", "threads of a norm's row against a longer reduction", &[128, 256, 512]),
@@ -91,6 +90,6 @@ pub fn space((model, at): (&Model, &ModelAt), machine: &Machine<'_>) -> Space {
                 c.int("BLOCK_K").is_some_and(|n| fits(n as usize))
             }),
         ],
-        default: Config::new().with("THREADS", 128).with("ATTEND", attends[0]).with("BLOCK_K", keys as i64),
+        default: Config::new().with("THREADS", 128).with("ATTEND", attends[0]).with("BLOCK_K", 16),
     }
 }
