@@ -443,7 +443,7 @@ fn the_model_as_a_whole_judges_how_a_gpu_takes_prompts() {
         let choice = all.iter().rfind(|c| c.key.op() == op).unwrap().clone();
         let (mut config, state) = (tune(&["--list"])[usize::from(op == "prefill")]["config"].clone(), State::Tuned);
         if op == "prefill" {
-            config["BLOCK_K"] = if config["BLOCK_K"] == 16 { 32 } else { 16 }.into();
+            config["THREADS"] = if config["THREADS"] == 128 { 256 } else { 128 }.into();
         }
         let config = serde_json::from_value(config).unwrap();
         let written_ms = choice.written_ms + 1_000_000;
