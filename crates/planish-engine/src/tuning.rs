@@ -20,7 +20,7 @@ use planish_tune::recorded::{About, Recorded};
 use planish_tune::store::{Begun, Choice, Earlier, Ended, Identity, Item, Key, Progress, State, Store, Tier, now_ms};
 use planish_tune::{
     Budget, Claim, Clock, Config, Event, Observer, Outcome, Point, Policy, Rejection, Resume, Space, Subject, Task,
-    Trial, Usage, allot, recheck,
+    Trial, Usage, Verdict, allot, recheck,
 };
 use serde::Deserialize;
 
@@ -307,8 +307,13 @@ fn go_on(
         let time = Time { allowance, since_ms: u64::MAX };
         let Some(Fate::Tuned(outcome)) = tune_one(&work, &setting, store, quarantine, time, watch)? else { continue };
         more |= outcome.samples > 0;
-        done[index].fate = Fate::Tuned(outcome);
-        watch.ends(&done[index]);
+        let now = Done { work, fate: Fate::Tuned(outcome) };
+        watch.ends(&now);
+        // As in the store, what was proven stays.
+        let proven = |d: &Done| matches!(&d.fate, Fate::Tuned(o) if matches!(o.verdict, Verdict::Promoted { .. }));
+        if proven(&now) || !proven(&done[index]) {
+            done[index] = now;
+        }
     }
     Ok(more)
 }
