@@ -26,6 +26,11 @@ fn main() -> Result<(), Fault> {
     let alloc = |bytes: usize| Ok::<_, Fault>(cuda.alloc(bytes, Init::Zero)?.all());
     let arena = alloc(bytes + 256)?;
     fill(&cuda, &arena, 1)?;
+    // Norms of one keep values finite.
+    let ones: Vec<u8> = (0..m.hidden).flat_map(|_| 1.0f32.to_le_bytes()).collect();
+    for norm in at.layers.iter().flat_map(|l| [l.attn_norm, l.ffn_norm]).chain([at.output_norm]) {
+        cuda.write(&arena.buffer.slice(arena.offset + norm, ones.len())?, &ones)?;
+    }
     let table = at.table(&m).map_err(|r| r.to_string())?;
     let of_words = |words: &[u32]| -> Result<Slice, Fault> {
         let slice = alloc(4 * words.len())?;
@@ -38,7 +43,7 @@ fn main() -> Result<(), Fault> {
         arena,
         table: of_words(&table)?,
         step: of_words(&start)?,
-        ropes: alloc(4 * m.capacity * m.rotary)?,
+        ropes: of_words(&vec![0.5f32.to_bits(); m.capacity * m.rotary])?,
         keys: alloc(2 * m.cache_elements())?,
         values: alloc(2 * m.cache_elements())?,
         work: alloc(m.work_bytes())?,
