@@ -35,6 +35,9 @@ pub struct CompileArgs {
     /// Architecture of the card
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
+    /// Leave out what only `explain` runs: the grids that leave times
+    #[arg(long)]
+    unstamped: bool,
     #[command(flatten)]
     session: SessionArgs,
 }
@@ -118,7 +121,8 @@ fn programs((model, origin): (&String, Origin), args: &CompileArgs, jobs: &mut B
         let decoder = GpuDecoder::new(machine, &file.hyper, &weights, options, &pins)
             .hint("--path leaves out the paths that the default configuration cannot take")?;
         // What `explain` runs instead, to see inside of grids.
-        let stamped = decoder.stamped(&weights)?.map(|(stamped, _)| stamped.launches).unwrap_or_default();
+        let stamped = if args.unstamped { None } else { decoder.stamped(&weights)? };
+        let stamped = stamped.map(|(stamped, _)| stamped.launches).unwrap_or_default();
         let launches = decoder.sequences().filter_map(recorder::launches).flatten().chain(&stamped);
         for source in launches.filter_map(|l| recorder::source(&l.program)) {
             let Source::Text { text, constants, threads, .. } = source else { continue };

@@ -182,7 +182,7 @@ fn compile(spec: &StepSpec, configs: &[Config]) {
             Origin::Shapes(name) => command.args(["--shapes", name]),
         };
         command.args(["--context", &spec.context.to_string()]);
-        command.args(["--activations", spec.activations.name(), "--threads", "1", "--quiet"]);
+        command.args(["--activations", spec.activations.name(), "--threads", "1", "--unstamped", "--quiet"]);
         let op = if spec.chunk.is_some() { engine::PREFILL } else { engine::DECODE };
         command.args(["--pin", &format!("{op}={}", values.join(","))]);
         // Chunks go with steps of the default, whose programs the first of them compiles.
