@@ -38,7 +38,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Self {
-        Effort { pairs: 16, tokens: 24, budget: Duration::from_secs(12) }
+        Effort { pairs: 64, tokens: 24, budget: Duration::from_secs(12) }
     }
 }
 
