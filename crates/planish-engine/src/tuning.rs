@@ -220,7 +220,7 @@ pub trait Watch {
     fn begins(&mut self, index: usize, of: usize, work: &Work, allowance: Duration);
     /// Something happened to the present item.
     fn event(&mut self, event: &Event);
-    /// The item is done.
+    /// The item is done; one that its allowance cut off may begin and end once more.
     fn ends(&mut self, done: &Done);
     /// Something a user should know once.
     fn warning(&mut self, warning: &str);
@@ -305,17 +305,30 @@ fn go_on(
         let work = done[index].work.clone();
         watch.begins(index, of, &work, allowance);
         let time = Time { allowance, since_ms: u64::MAX };
-        let Some(Fate::Tuned(outcome)) = tune_one(&work, &setting, store, quarantine, time, watch)? else { continue };
-        more |= outcome.samples > 0;
-        let now = Done { work, fate: Fate::Tuned(outcome) };
-        watch.ends(&now);
-        // As in the store, what was proven stays.
-        let proven = |d: &Done| matches!(&d.fate, Fate::Tuned(o) if matches!(o.verdict, Verdict::Promoted { .. }));
-        if proven(&now) || !proven(&done[index]) {
-            done[index] = now;
+        // Where another process has it by now, that one stores what it finds.
+        let Some(now) = tune_one(&work, &setting, store, quarantine, time, watch)? else { continue };
+        more |= matches!(&now, Fate::Tuned(outcome) if outcome.samples > 0);
+        if let Fate::Failed(why) = &now {
+            watch.warning(&format!("{} {}: {why}", work.op.name, work.shape));
         }
+        done[index].fate = went_on(done[index].fate.clone(), now);
+        watch.ends(&done[index]);
     }
     Ok(more)
+}
+
+/// What an item came to that was at `before` when it was cut off, and is at `now`: as in the store, what was proven stays.
+fn went_on(before: Fate, now: Fate) -> Fate {
+    let proven = |o: &Outcome| matches!(o.verdict, Verdict::Promoted { .. });
+    match (before, now) {
+        (Fate::Tuned(mut before), Fate::Tuned(now)) if proven(&before) && !proven(&now) => {
+            before.partial = now.partial;
+            before.spent_s += now.spent_s;
+            Fate::Tuned(before)
+        }
+        (Fate::Tuned(before), Fate::Failed(_)) if proven(&before) => Fate::Tuned(before),
+        (_, now) => now,
+    }
 }
 
 /// Between two looks at what another process has found.
@@ -719,6 +732,25 @@ mod tests {
     /// Ceilings of one thread that reads `read_gb_s`, and computes too fast to matter.
     fn reading(read_gb_s: f64) -> Ceilings {
         Ceilings { read_gb_s, peak: Peak { f32_gflop_s: 1e6, int8_gop_s: 1e6, threads: 1 } }
+    }
+
+    #[test]
+    fn what_was_proven_stays_and_is_no_longer_cut_off() {
+        let stored = include_str!(
+            "../../../docs/lab/0018/8177d2ff46a299fb/evidence/18ecf8f368ad2b19-1141-1a030c0c9706f2f8.jsonl"
+        );
+        let of = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("a line")["rec"]["data"].take();
+        let all: Vec<Outcome> = stored.lines().filter_map(|l| serde_json::from_value(of(l)).ok()).collect();
+        let [unproven, proven] = &all[..] else { panic!("{} outcomes", all.len()) };
+        let fate = |o: &Outcome, partial| Fate::Tuned(Box::new(Outcome { partial, ..o.clone() }));
+        let told = |f: Fate| match f {
+            Fate::Tuned(o) => (o.choice == proven.choice, o.partial),
+            _ => (false, true),
+        };
+        assert_eq!(told(went_on(fate(proven, true), fate(unproven, false))), (true, false));
+        assert_eq!(told(went_on(fate(unproven, true), fate(proven, false))), (true, false));
+        assert_eq!(told(went_on(fate(proven, true), Fate::Failed(String::new()))), (true, true));
+        assert!(matches!(went_on(fate(unproven, true), Fate::Failed(String::new())), Fate::Failed(_)));
     }
 
     #[test]
