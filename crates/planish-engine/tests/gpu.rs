@@ -113,6 +113,11 @@ const INT8: Class = ("int8_kv16", Activations::Int8);
 /// Models whose widths no GPU kernel takes.
 const REFUSED: [&str; 1] = ["llama-odd-f32"];
 
+/// The golden models whose widths GPU kernels take.
+fn taken() -> impl Iterator<Item = String> {
+    goldens().into_iter().filter(|name| !REFUSED.contains(&name.as_str()))
+}
+
 /// Prompts of up to `longest` tokens of a golden model in `classes` on `routes`: what fails against f64, and where the
 /// paths differ in bits.
 fn judge(backend: &dyn Backend, name: &str, classes: &[Class], routes: &[Route], longest: usize) -> Vec<String> {
@@ -155,8 +160,8 @@ fn judge_by(
 /// What `judge` says of the golden models on a card that it takes and that `wanted` lets pass, as many at a time as
 /// compilers may run.
 fn on_card(wanted: impl Fn(&str) -> bool, judge: impl Fn(&str) -> Vec<String> + Sync) -> Vec<String> {
-    let names = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str()) && wanted(n));
-    let (names, failures) = (Mutex::new(names.collect::<Vec<_>>()), Mutex::new(Vec::new()));
+    let names: Vec<String> = taken().filter(|name| wanted(name)).collect();
+    let (names, failures) = (Mutex::new(names), Mutex::new(Vec::new()));
     let next = || names.lock().expect("names").pop();
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
@@ -272,9 +277,8 @@ fn judge_chunks(backend: &dyn Backend, name: &str, chunk: usize) -> Vec<String> 
 #[test]
 fn prompts_in_chunks_match_f64_on_the_host_executor() {
     let Some(host) = host() else { return };
-    let names: Vec<String> = goldens().into_iter().filter(|n| !REFUSED.contains(&n.as_str())).collect();
     for chunk in CHUNKS {
-        none(names.iter().flat_map(|name| judge_chunks(host.as_ref(), name, chunk)).collect());
+        none(taken().flat_map(|name| judge_chunks(host.as_ref(), &name, chunk)).collect());
     }
 }
 
